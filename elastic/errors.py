@@ -1,0 +1,134 @@
+"""Every error that the product raises, and the exit code each ends the process with.
+
+    ElasticError                 70  something is wrong inside; a message says what and what to do
+    ├── UsageError               64  the user must change something; retrying cannot help
+    │   ├── ConfigError          64  a configuration: every problem found, each with its place
+    │   ├── RunMismatch          64  the save path belongs to another run
+    │   └── DataError            64  a corpus that is empty, missing or not what it claims to be
+    ├── StoreError               75  the key-value store (etcd)
+    │   ├── StoreUnavailable     75  not reachable within the limit; a later start may succeed
+    │   └── StoreRefused         64  it answered and said no: credentials, permission
+    ├── CheckpointError          70  saving or restoring
+    │   ├── CheckpointDamaged    70  a file that is not what its manifest says
+    │   └── NothingToRestore     64  load_path holds nothing that can be restored
+    ├── PeerLost                110  a collective broke: the agent regroups, nobody's fault here
+    ├── Fenced                   76  this process belongs to a generation that is over
+    ├── Preempted                75  asked to leave; state is durable, please requeue
+    └── NoProgress               77  the same step failed too often
+
+Nothing else may escape from the package on purpose.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+class ExitCode(enum.IntEnum):
+    """What a process of ours may exit with. The first seven are for users and schedulers."""
+
+    DONE = 0
+    FAILED = 1
+    USAGE = 64
+    INTERNAL = 70
+    PREEMPTED = 75
+    FENCED = 76
+    NO_PROGRESS = 77
+    # Between a worker and its agent only; torchrun itself never exits with these.
+    PEER_LOST = 110
+    REGROUP = 111
+
+
+class ElasticError(Exception):
+    """Base of the tree."""
+
+    exit_code: ClassVar[ExitCode] = ExitCode.INTERNAL
+
+
+class UsageError(ElasticError):
+    """The user must change something: a path, an option, a permission."""
+
+    exit_code = ExitCode.USAGE
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing wrong with a configuration, and where: `file:line`, `env NAME` or `--flag`."""
+
+    where: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}"
+
+
+class ConfigError(UsageError):
+    """All problems of a configuration at once."""
+
+    def __init__(self, problems: tuple[Problem, ...]) -> None:
+        self.problems = problems
+        super().__init__("\n".join(str(problem) for problem in problems))
+
+
+class RunMismatch(UsageError):
+    """The save path belongs to another run than the one being started."""
+
+
+class DataError(UsageError):
+    """A data set that is empty, missing, changed or malformed."""
+
+
+class StoreError(ElasticError):
+    """The key-value store did not do what was asked."""
+
+    exit_code = ExitCode.PREEMPTED
+
+
+class StoreUnavailable(StoreError):
+    """No endpoint answered within the limit."""
+
+
+class StoreRefused(StoreError):
+    """The store answered and refused: wrong user, wrong password, no permission."""
+
+    exit_code = ExitCode.USAGE
+
+
+class CheckpointError(ElasticError):
+    """Saving or restoring failed."""
+
+
+class CheckpointDamaged(CheckpointError):
+    """A file is missing, short, altered, or not what its manifest says."""
+
+
+class NothingToRestore(CheckpointError):
+    """A load path that holds nothing to restore. Never answered with random weights."""
+
+    exit_code = ExitCode.USAGE
+
+
+class PeerLost(ElasticError):
+    """A collective broke because a peer went away."""
+
+    exit_code = ExitCode.PEER_LOST
+
+
+class Fenced(ElasticError):
+    """A newer generation exists: what this process knows is stale."""
+
+    exit_code = ExitCode.FENCED
+
+
+class Preempted(ElasticError):
+    """Asked to leave. What had been committed is durable."""
+
+    exit_code = ExitCode.PREEMPTED
+
+
+class NoProgress(ElasticError):
+    """The same step failed too many times."""
+
+    exit_code = ExitCode.NO_PROGRESS

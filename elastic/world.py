@@ -1,0 +1,58 @@
+"""World: who this worker is and whom it trains with, read from the environment once.
+
+torchrun sets RANK and its kin; our agent adds the ELASTIC_* names below. Without either, a world of one.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+GENERATION = "ELASTIC_GENERATION"
+JOB_ID = "ELASTIC_JOB_ID"
+NODE = "ELASTIC_NODE"
+AGENT_SOCKET = "ELASTIC_AGENT_SOCKET"
+EVENTS_PATH = "ELASTIC_EVENTS_PATH"
+COMMIT_RECORD = "ELASTIC_COMMIT_RECORD"
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """One worker's place in one generation."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    generation: int = 0
+    """The agreed membership's number, the fencing token. Without our agent: torchelastic's restart count."""
+    node: str = "localhost"
+    job_id: str = "none"
+    agent_socket: str | None = None
+    """Unix socket of the agent, where there is one of ours."""
+    events_path: str | None = None
+    """File that this node's events are appended to."""
+    device: str = "cpu"
+    """Where this worker computes: "cpu" or "cuda:N". Chosen by elastic.distributed, never by the job."""
+    distributed: bool = False
+    """Whether torchrun started this worker, so that a process group is to be joined."""
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str]) -> World:
+        """Read the place from the environment; a world of one where torchrun set nothing."""
+        node = environ.get(NODE) or socket.gethostname()
+        if "RANK" not in environ or "WORLD_SIZE" not in environ:
+            return cls(node=node)
+        return cls(
+            rank=int(environ["RANK"]),
+            size=int(environ["WORLD_SIZE"]),
+            local_rank=int(environ.get("LOCAL_RANK", "0")),
+            local_size=int(environ.get("LOCAL_WORLD_SIZE", "1")),
+            generation=int(environ.get(GENERATION) or environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+            node=node,
+            job_id=environ.get(JOB_ID) or environ.get("TORCHELASTIC_RUN_ID", "none"),
+            agent_socket=environ.get(AGENT_SOCKET),
+            events_path=environ.get(EVENTS_PATH),
+            distributed=True,
+        )
