@@ -12,6 +12,7 @@
     │   ├── CheckpointDamaged    70  a file that is not what its manifest says
     │   └── NothingToRestore     64  load_path holds nothing that can be restored
     ├── PeerLost                110  a collective broke: the agent regroups, nobody's fault here
+    ├── Regroup                 111  the membership changes; state is durable, the agent starts us again
     ├── Fenced                   76  this process belongs to a generation that is over
     ├── Preempted                75  asked to leave; state is durable, please requeue
     └── NoProgress               77  the same step failed too often
@@ -114,6 +115,12 @@ class PeerLost(ElasticError):
     """A collective broke because a peer went away."""
 
     exit_code = ExitCode.PEER_LOST
+
+
+class Regroup(ElasticError):
+    """All ranks agreed to end at this step boundary so that the membership can change."""
+
+    exit_code = ExitCode.REGROUP
 
 
 class Fenced(ElasticError):

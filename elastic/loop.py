@@ -1,0 +1,34 @@
+"""The loop that runs a Job: the own-loop example of Session, with schedule and clipping."""
+
+from __future__ import annotations
+
+import torch
+
+from elastic.config.model import Settings
+from elastic.job import Job
+from elastic.session import Session
+
+
+def run_job(job: Job, settings: Settings) -> None:
+    """Train a job to its end, or until the membership changes.
+
+    Raises:
+        SystemExit: with a documented exit code where the run does not reach its end here.
+    """
+    overrides = {} if job.until is None else {"steps": job.until}
+    with Session(settings=settings, **overrides) as run:
+        model = run.parallelize(job.model(run.world))
+        optimizer = job.optimizer(model)
+        base_rates = [group["lr"] for group in optimizer.param_groups]
+        run.track(model=model, optimizer=optimizer)
+        for step in run.steps(job.dataset(), collate_fn=job.collate):
+            with step:
+                for batch in step.micro_batches():
+                    step.backward(job.loss(model, batch))
+                if job.max_grad_norm is not None:
+                    torch.nn.utils.clip_grad_norm_(model.parameters(), job.max_grad_norm)
+                if job.schedule is not None:
+                    factor = job.schedule(step.start)
+                    for group, rate in zip(optimizer.param_groups, base_rates, strict=True):
+                        group["lr"] = rate * factor
+                optimizer.step()

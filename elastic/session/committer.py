@@ -1,0 +1,26 @@
+"""Committing through the agent: the worker asks, the agent compares and sets in etcd."""
+
+from __future__ import annotations
+
+import json
+
+from elastic.checkpoint.layout import CommitRecord
+from elastic.checkpoint.seams import CommitVerdict
+from elastic.link import Link
+
+
+class AgentCommitter:
+    """`elastic.checkpoint.seams.Committer` over the line to the agent."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    def record(self) -> CommitRecord | None:
+        """The record of the last commit, or None where nothing was committed yet (or etcd lost its data)."""
+        answer = self._link.ask("record")
+        return CommitRecord.from_plain(json.loads(answer.value)) if answer.value else None
+
+    def commit(self, record: CommitRecord) -> CommitVerdict:
+        """Make an iteration the one that counts, if this generation still is the present one."""
+        answer = self._link.ask("commit", value=json.dumps(record.to_plain(), sort_keys=True))
+        return CommitVerdict(granted=answer.granted, reason=answer.reason)

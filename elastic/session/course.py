@@ -1,0 +1,166 @@
+"""Course: where a run stands, from restored position to last sample. Moves only when a step is committed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.utils.data import Dataset
+
+from elastic.checkpoint.manager import Restored, SaveMeta
+from elastic.clock import Clock
+from elastic.config.load import to_plain
+from elastic.config.model import Settings
+from elastic.data.digest import chain
+from elastic.data.loader import ElasticLoader
+from elastic.distributed.group import Collectives
+from elastic.distributed.replicate import Replica
+from elastic.errors import DataError
+from elastic.events import Emit, Notice, StepCommitted
+from elastic.plan.batch import BatchPlan
+from elastic.plan.order import ORDER_VERSION, Order, OrderKind
+from elastic.plan.progress import epoch_of, scale_by_global_batch
+from elastic.session.step import Step, StepParts
+from elastic.world import World
+
+
+class Course:
+    """The truth is `consumed_samples`; iteration, epoch and what a rank reads next follow from it."""
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        world: World,
+        restored: Restored,
+        dataset: Dataset[Any],
+        collate_fn: Callable[[list[Any]], Any] | None,
+        emit: Emit,
+        clock: Clock,
+    ) -> None:
+        training = settings.training
+        self.iteration = restored.iteration
+        self.consumed_samples = restored.consumed_samples
+        self.run_digest = restored.run_digest
+        self._total_samples = training.steps * training.global_batch_size
+        self._settings = settings
+        self._world = world
+        self._emit = emit
+        self._clock = clock
+        self._length = _length(dataset)
+        order = Order(self._length, seed=training.seed, kind=OrderKind(settings.data.order.value))
+        self._loader = ElasticLoader(
+            dataset,
+            plan=BatchPlan(
+                global_batch_size=training.global_batch_size,
+                micro_batch_size=training.micro_batch_size,
+                total_samples=self._total_samples,
+            ),
+            order=order,
+            world_size=world.size,
+            rank=world.rank,
+            position=restored.consumed_samples,
+            num_workers=settings.data.num_workers,
+            collate_fn=collate_fn,
+        )
+        self._step_began_s = clock.monotonic_s()
+        if world.rank == 0:
+            self._tell_scaling(restored)
+
+    @property
+    def finished(self) -> bool:
+        """Whether all samples of the run are consumed."""
+        return self.consumed_samples >= self._total_samples
+
+    def next_step(
+        self, group: Collectives, replicas: tuple[Replica, ...], regroup_wanted: Callable[[], bool]
+    ) -> Step:
+        """The step that starts where the last one ended."""
+        start, stop = self._loader.span()
+        parts = StepParts(
+            group=group,
+            replicas=replicas,
+            loader=self._loader,
+            device=self._world.device,
+            seed=self._settings.training.seed,
+            regroup_wanted=regroup_wanted,
+        )
+        self._step_began_s = self._clock.monotonic_s()
+        return Step(parts, iteration=self.iteration + 1, start=start, stop=stop)
+
+    def commit(self, step: Step) -> bool:
+        """Count a step that is done; returns whether the ranks agreed to regroup after it."""
+        assert step.totals is not None  # Step.__exit__ refuses to be done without them
+        self.iteration = step.iteration
+        self.consumed_samples = step.stop
+        self.run_digest = chain(self.run_digest, step.totals.digest)
+        self._loader.commit()
+        self._emit(
+            StepCommitted(
+                iteration=self.iteration,
+                start=step.start,
+                stop=step.stop,
+                ranges=ranges(sample for sample, _ in step.used),
+                step_samples=step.totals.samples,
+                step_digest=step.totals.digest,
+                run_digest=self.run_digest,
+                loss=step.totals.loss,
+                world_size=self._world.size,
+                seconds=self._clock.monotonic_s() - self._step_began_s,
+            )
+        )
+        return step.totals.regroup
+
+    def save_meta(self) -> SaveMeta:
+        """What a checkpoint says about where it was taken."""
+        training = self._settings.training
+        epoch, position = epoch_of(self.consumed_samples, self._length)
+        return SaveMeta(
+            iteration=self.iteration,
+            consumed_samples=self.consumed_samples,
+            run_digest=self.run_digest,
+            global_batch_size=training.global_batch_size,
+            world_size=self._world.size,
+            seed=training.seed,
+            order_version=ORDER_VERSION,
+            epoch=epoch,
+            epoch_samples=position,
+            settings=to_plain(self._settings),
+        )
+
+    def _tell_scaling(self, restored: Restored) -> None:
+        now = self._settings.training.global_batch_size
+        if restored.iteration and restored.global_batch_size and restored.global_batch_size != now:
+            saved_step = restored.consumed_samples // restored.global_batch_size
+            scaled = scale_by_global_batch(
+                saved_step, saved_global_batch=restored.global_batch_size, global_batch=now
+            )
+            self._emit(
+                Notice(
+                    text=f"global batch {restored.global_batch_size} -> {now}: {scaled.reason}; "
+                    f"going on at sample {restored.consumed_samples} exactly"
+                )
+            )
+
+
+def ranges(samples: Any) -> tuple[tuple[int, int], ...]:
+    """Consecutive numbers as (start, stop) pairs, in the order given."""
+    pairs: list[tuple[int, int]] = []
+    for sample in samples:
+        if pairs and pairs[-1][1] == sample:
+            pairs[-1] = (pairs[-1][0], sample + 1)
+        else:
+            pairs.append((sample, sample + 1))
+    return tuple(pairs)
+
+
+def _length(dataset: Dataset[Any]) -> int:
+    try:
+        length = len(dataset)  # type: ignore[arg-type]
+    except TypeError as error:
+        raise DataError(
+            f"{type(dataset).__name__} has no length; a map-style data set with __len__ and __getitem__ is needed"
+        ) from error
+    if length == 0:
+        raise DataError(f"{type(dataset).__name__} is empty: there is nothing to train on")
+    return length

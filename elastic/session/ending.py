@@ -1,0 +1,52 @@
+"""How a worker ends: the last word to its agent, one message for people, and the right exit code."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import traceback
+
+from elastic.distributed.group import Collectives
+from elastic.errors import ElasticError, ExitCode
+from elastic.link import Failure, Link
+
+logger = logging.getLogger(__name__)
+
+
+def end_worker(error: BaseException | None, *, link: Link, group: Collectives, step: int) -> None:
+    """Tell the agent why, hang up, and turn an error of ours into its exit code.
+
+    A user's exception is left to be raised on, traceback and all. The group is left in peace after an error: its
+    peers are gone or about to go, and taking it down in order would wait for them.
+
+    Raises:
+        SystemExit: for an ElasticError, with the code that errors.py documents.
+    """
+    if error is None:
+        group.leave()
+        link.close()
+        return
+    if isinstance(error, SystemExit | KeyboardInterrupt | GeneratorExit):
+        link.close()
+        return
+    link.send_failure(describe(error, step=step))
+    link.close()
+    if isinstance(error, ElasticError):
+        if error.exit_code not in (ExitCode.PEER_LOST, ExitCode.REGROUP):
+            logger.error("%s", error)
+        raise SystemExit(int(error.exit_code)) from error
+
+
+def describe(error: BaseException, *, step: int) -> Failure:
+    """An error as its agent and the others shall see it.
+
+    The signature is made of the type and the place that raised, not of the message, which may hold numbers that
+    change from one attempt to the next.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "nowhere"
+    signature = hashlib.sha256(f"{type(error).__name__} at {place}".encode()).hexdigest()[:16]
+    ours = isinstance(error, ElasticError)
+    text = str(error) if ours else "".join(traceback.format_exception(error))
+    exit_code = int(error.exit_code) if isinstance(error, ElasticError) else int(ExitCode.FAILED)
+    return Failure(exit_code=exit_code, step=step, signature=signature, text=text)

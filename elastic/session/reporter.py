@@ -1,0 +1,77 @@
+"""From a worker's event to its record: appended to the node's event file, passed on to the agent, told to people."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from elastic.clock import Clock
+from elastic.events import (
+    CheckpointFailed,
+    CheckpointRejected,
+    CheckpointSaved,
+    Event,
+    EventFile,
+    Notice,
+    Record,
+    Restored,
+    RunFinished,
+    StepCommitted,
+    encode,
+)
+from elastic.link import Link
+from elastic.world import World
+
+logger = logging.getLogger(__name__)
+
+
+class Reporter:
+    """Callable as `elastic.events.Emit`."""
+
+    def __init__(self, *, world: World, link: Link, save_path: str, clock: Clock, log_steps: int = 10) -> None:
+        self._world = world
+        self._link = link
+        self._clock = clock
+        self._log_steps = log_steps
+        path = world.events_path or str(Path(save_path) / "events" / f"{world.node}.jsonl")
+        self._file = EventFile(Path(path))
+
+    def __call__(self, event: Event) -> None:
+        record = Record(
+            time_s=self._clock.wall_s(),
+            node=self._world.node,
+            rank=self._world.rank,
+            generation=self._world.generation,
+            event=event,
+        )
+        self._file.append(record)
+        self._link.send_event(encode(record))
+        if self._world.rank == 0 and (line := self._line(event)):
+            logger.info(line)
+
+    def close(self) -> None:
+        """Close the event file."""
+        self._file.close()
+
+    def _line(self, event: Event) -> str | None:
+        match event:
+            case StepCommitted(iteration=n) if n % self._log_steps == 0 or n == 1:
+                return f"step {n}  loss {event.loss:.4f}  {1 / max(event.seconds, 1e-9):.1f} steps/s  " + self._where()
+            case Restored(tier="none"):
+                return f"starting from step 0 ({event.reason})  {self._where()}"
+            case Restored():
+                return f"restored step {event.iteration} from {event.tier} ({event.reason})  {self._where()}"
+            case CheckpointSaved():
+                return f"saved step {event.iteration} in {event.seconds:.2f} s"
+            case CheckpointFailed():
+                return f"could NOT save step {event.iteration}: {event.reason}; training goes on"
+            case CheckpointRejected():
+                return f"passed over step {event.iteration} on disk: {event.reason}"
+            case RunFinished():
+                return f"run finished at step {event.iteration}, {event.consumed_samples} samples"
+            case Notice():
+                return event.text
+        return None
+
+    def _where(self) -> str:
+        return f"world {self._world.size}  generation {self._world.generation}"

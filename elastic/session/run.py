@@ -1,0 +1,208 @@
+"""Session: the user's own loop inside a run that survives.
+
+    with elastic.Session(global_batch_size=96, steps=1000) as run:
+        model = run.parallelize(build_model(run.world))
+        optimizer = torch.optim.AdamW(model.parameters())
+        run.track(model=model, optimizer=optimizer)
+        for step in run.steps(dataset):
+            with step:
+                for batch in step.micro_batches():
+                    step.backward(loss(model, batch))
+                optimizer.step()
+
+Everything that depends on the world is built inside the `with`. Leaving `with step:` commits the step.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from elastic.checkpoint.manager import CheckpointManager, Restored
+from elastic.checkpoint.root import claim
+from elastic.checkpoint.seams import Committer, LockCommitter
+from elastic.checkpoint.storage import PosixStorage
+from elastic.clock import SYSTEM_CLOCK, Clock
+from elastic.config.load import resolve, with_overrides
+from elastic.config.model import Settings
+from elastic.distributed.group import Alone, Collectives, choose_device, join
+from elastic.distributed.replicate import Replica
+from elastic.errors import Regroup, UsageError
+from elastic.events import GroupReady, Notice, RunFinished
+from elastic.lifetime import die_with_agent
+from elastic.link import AgentLink, Link, NoLink
+from elastic.plan.batch import slot_count
+from elastic.session.committer import AgentCommitter
+from elastic.session.ending import end_worker
+from elastic.session.randomness import seed_everything
+from elastic.session.reporter import Reporter
+from elastic.session.step import Step
+from elastic.session.course import Course
+from elastic.world import World
+
+
+class Session:
+    """A context manager; see the module's docstring for the whole of its use."""
+
+    def __init__(
+        self,
+        *,
+        settings: Settings | None = None,
+        environ: Mapping[str, str] = os.environ,
+        clock: Clock = SYSTEM_CLOCK,
+        **overrides: Any,
+    ) -> None:
+        """Settings come from `settings`, else from file, environment and command line; `overrides` beat them all.
+
+        Args:
+            overrides: any field of the sections training and checkpoint, by its bare name:
+                global_batch_size=96, steps=1000, save_path="…".
+
+        Raises:
+            ConfigError: all that is wrong with the settings.
+        """
+        resolved = settings or resolve(sys.argv[1:], environ=environ, strict=False).settings
+        self.settings = with_overrides(resolved, overrides) if overrides else resolved
+        self.world = World.from_environ(environ)
+        self._environ = environ
+        self._clock = clock
+        self._tracked: dict[str, Any] = {}
+        self._replicas: list[Replica] = []
+        self._group: Collectives = Alone()
+        self._link: Link = NoLink()
+        self._course: Course | None = None
+
+    def __enter__(self) -> Session:
+        die_with_agent(self._environ)
+        world = choose_device(self.world)
+        self._link = _connect(world)
+        save_path = self.settings.checkpoint.save_path
+        _same_root(world, save_path)
+        self._report = Reporter(world=world, link=self._link, save_path=save_path, clock=self._clock)
+        if self.settings.training.threads_per_worker:
+            torch.set_num_threads(self.settings.training.threads_per_worker)
+        began_s = self._clock.monotonic_s()
+        self._group = join(world)
+        if world.distributed:
+            backend = "gloo" if world.device == "cpu" else "nccl"
+            self._report(GroupReady(backend=backend, seconds=self._clock.monotonic_s() - began_s))
+        identity = claim(save_path, job_id=world.job_id)
+        self.world = world
+        committer: Committer = AgentCommitter(self._link) if self._link.present else LockCommitter(save_path)
+        self._manager = CheckpointManager(
+            self.settings.checkpoint,
+            identity=identity,
+            group=self._group,
+            committer=committer,
+            storage=PosixStorage(),
+            emit=self._report,
+            clock=self._clock,
+            generation=world.generation,
+        )
+        seed_everything(self.settings.training.seed)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        step = self._course.iteration if self._course is not None else 0
+        end_worker(error, link=self._link, group=self._group, step=step)
+
+    def parallelize(self, model: nn.Module) -> nn.Module:
+        """Put a model on this worker's device, equal on all ranks; returns the plain module."""
+        model = model.to(self.world.device)
+        replica = Replica(model, self._group)
+        replica.align()
+        self._replicas.append(replica)
+        return model
+
+    def track(self, **objects: Any) -> None:
+        """Name what a checkpoint holds: anything with state_dict and load_state_dict. The names are the file's.
+
+        Raises:
+            UsageError: a name used twice, or an object without the two methods.
+        """
+        for name, value in objects.items():
+            if name in self._tracked:
+                raise UsageError(f"track({name}=…) was called twice; every tracked object needs a name of its own")
+            if not (hasattr(value, "state_dict") and hasattr(value, "load_state_dict")):
+                raise UsageError(
+                    f"track({name}=…) got a {type(value).__name__}; it needs state_dict() and load_state_dict()"
+                )
+            self._tracked[name] = value
+
+    def steps(
+        self,
+        dataset: Dataset[Any],
+        *,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+    ) -> Iterator[Step]:
+        """Restore what is tracked, then yield the steps still to do.
+
+        Raises:
+            NothingToRestore: load_path was given and holds nothing to restore.
+            Regroup: from inside the loop, when the membership is about to change; state is durable by then.
+        """
+        if not self._replicas:
+            raise UsageError("run.steps() was called before run.parallelize(model); there is nothing to train")
+        restored = self._manager.restore(self._tracked)
+        course = self._course = Course(
+            settings=self.settings,
+            world=self.world,
+            restored=restored,
+            dataset=dataset,
+            collate_fn=collate_fn,
+            emit=self._report,
+            clock=self._clock,
+        )
+        self._tell_restart(restored)
+        yield from self._run(course)
+
+    def _run(self, course: Course) -> Iterator[Step]:
+        while not course.finished:
+            step = course.next_step(self._group, tuple(self._replicas), self._link.regroup_wanted)
+            yield step
+            if not step.done:
+                raise UsageError("a step from run.steps() must be used as `with step:`; it was not entered or failed")
+            regroup = course.commit(step)
+            if self._manager.due(course.iteration) or regroup or course.finished:
+                self._manager.save(self._tracked, course.save_meta())
+            if regroup and not course.finished:
+                raise Regroup(f"the membership changes; step {course.iteration} is saved")
+        self._report(RunFinished(iteration=course.iteration, consumed_samples=course.consumed_samples))
+
+    def _tell_restart(self, restored: Restored) -> None:
+        training = self.settings.training
+        slots = slot_count(training.global_batch_size, training.micro_batch_size)
+        if self.world.size > slots and self.world.rank == 0:
+            self._report(
+                Notice(
+                    text=f"{self.world.size - slots} of {self.world.size} workers have nothing to do: the global batch "
+                    f"of {training.global_batch_size} is {slots} micro-batches of {training.micro_batch_size}"
+                )
+            )
+
+
+def _connect(world: World) -> Link:
+    if world.agent_socket is None:
+        return NoLink()
+    return AgentLink(world.agent_socket, rank=world.rank, generation=world.generation, pid=os.getpid())
+
+
+def _same_root(world: World, save_path: str) -> None:
+    """Agent and worker must mean the same run: the agent's event file lies in its save path."""
+    if world.events_path is None:
+        return
+    agents = os.path.realpath(os.path.dirname(os.path.dirname(world.events_path)))
+    if agents != os.path.realpath(save_path):
+        raise UsageError(
+            f"the agent works for the save path {agents}, this worker for {os.path.realpath(save_path)}; set it where "
+            "both see it: --checkpoint.save_path after the script, or ELASTIC__CHECKPOINT__SAVE_PATH"
+        )

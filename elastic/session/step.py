@@ -1,0 +1,158 @@
+"""One optimizer step, as the user's loop sees it: micro-batches in, one exact gradient out, a commit at the end.
+
+    with step:
+        for batch in step.micro_batches():
+            step.backward(loss(model, batch))
+        optimizer.step()
+
+The loss is a sum with a weight. Every rank adds its part; the division by the weight of the whole global batch
+comes after the sum over ranks, so that it does not matter who ran which micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from elastic.data.digest import step_digest
+from elastic.data.loader import ElasticLoader
+from elastic.distributed.group import Collectives
+from elastic.distributed.replicate import Replica
+from elastic.errors import UsageError
+from elastic.session.randomness import seed_slot
+
+
+@dataclass(frozen=True, kw_only=True)
+class Totals:
+    """What all ranks agree about a step: sums over all of them."""
+
+    loss: float
+    samples: int
+    digest: int
+    regroup: bool
+    """Whether some rank's agent asked for a regroup at this boundary."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepParts:
+    """What a step works with. `regroup_wanted` is this rank's own wish."""
+
+    group: Collectives
+    replicas: tuple[Replica, ...]
+    loader: ElasticLoader
+    device: str
+    seed: int
+    regroup_wanted: Callable[[], bool]
+
+
+class Step:
+    """Yielded by `Session.steps`; to be entered with `with`."""
+
+    def __init__(self, parts: StepParts, *, iteration: int, start: int, stop: int) -> None:
+        self.iteration = iteration
+        """The number this optimizer step will have once it is committed; the first is 1."""
+        self.start = start
+        """First global sample number of this step: what the run had consumed before it."""
+        self.stop = stop
+        """One past the last global sample number."""
+        self.used: list[tuple[int, int]] = []
+        """(sample, index) pairs that this rank fetched and used."""
+        self.totals: Totals | None = None
+        """Set once the gradients are reduced."""
+        self.done = False
+        self._parts = parts
+        self._loss_sum: torch.Tensor | float = 0.0  # stays on the device: reading it each time would wait for it
+        self._weight = 0.0
+        self._regroup = False
+
+    def __enter__(self) -> Step:
+        self._regroup = self._parts.regroup_wanted()
+        for replica in self._parts.replicas:
+            replica.begin_step()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            if self.totals is None:
+                raise UsageError(
+                    f"step {self.iteration} ended before all of its micro-batches were used; "
+                    "run the loop over step.micro_batches() to its end, without break"
+                )
+            self.done = True
+
+    def micro_batches(self) -> Iterator[Any]:
+        """This rank's part of the global batch. After the last one, gradients are reduced over all ranks."""
+        for micro_batch in self._parts.loader.next_step():
+            seed_slot(self._parts.seed, iteration=self.iteration, slot=micro_batch.slot)
+            self.used.extend(zip(micro_batch.samples, micro_batch.indices, strict=True))
+            yield to_device(micro_batch.batch, self._parts.device)
+        self._reduce()
+
+    def backward(self, loss: torch.Tensor | tuple[torch.Tensor, torch.Tensor | float]) -> None:
+        """Add a micro-batch's gradients.
+
+        Args:
+            loss: one number for each sample, shape [n]; or a pair (sum, weight) where samples weigh differently,
+                as with tokens. Never a mean: a mean of means is not the mean.
+        """
+        total, weight = sum_and_weight(loss)
+        # Scaled by the sample count on the way, so that half-precision sums stay in range.
+        (total / (self.stop - self.start)).backward()  # type: ignore[no-untyped-call]
+        self._loss_sum = self._loss_sum + total.detach().double()
+        self._weight += weight
+
+    def _reduce(self) -> None:
+        digest = step_digest(self.used)
+        stats = torch.tensor(
+            [float(self._loss_sum), self._weight, len(self.used), digest, float(self._regroup)], dtype=torch.float64
+        )
+        self._parts.group.sum_(stats)
+        loss_sum, weight, samples, digests, regroups = stats.tolist()
+        if not weight > 0:
+            raise UsageError(f"step {self.iteration}: the weight of its whole batch is {weight}; it must be positive")
+        for replica in self._parts.replicas:
+            replica.reduce()
+            factor = (self.stop - self.start) / weight
+            if factor != 1.0:
+                replica.scale_(factor)
+        self.totals = Totals(
+            loss=loss_sum / weight, samples=int(samples), digest=int(digests) % 2**32, regroup=regroups > 0
+        )
+
+
+def sum_and_weight(loss: torch.Tensor | tuple[torch.Tensor, torch.Tensor | float]) -> tuple[torch.Tensor, float]:
+    """Split what a job returned into the sum that backward starts from and its weight.
+
+    Raises:
+        UsageError: neither one number for each sample nor a (sum, weight) pair.
+    """
+    if isinstance(loss, tuple):
+        total, weight = loss
+        if total.ndim != 0:
+            raise UsageError(f"loss must be (sum, weight) with a scalar sum; got a sum of shape {list(total.shape)}")
+        return total, float(weight)
+    if loss.ndim != 1:
+        raise UsageError(
+            f"loss must hold one number for each sample, shape [n], or be a pair (sum, weight); "
+            f"got shape {list(loss.shape)}. Pass reduction='none' and average over all axes but the first."
+        )
+    return loss.sum(), float(loss.numel())
+
+
+def to_device(batch: Any, device: str) -> Any:
+    """Move the tensors of a batch (nested in tuples, lists, dicts) to a device."""
+    if device == "cpu":
+        return batch
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, dict):
+        return {key: to_device(value, device) for key, value in batch.items()}
+    if isinstance(batch, (tuple, list)):
+        return type(batch)(to_device(value, device) for value in batch)
+    return batch
