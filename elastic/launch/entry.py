@@ -1,0 +1,125 @@
+"""From torchrun's request for a rendezvous handler to a whole agent of ours.
+
+torchrun asks the registered creator for a handler before it builds its agent, and looks the agent's class up in
+`torch.distributed.launcher.api` only afterwards. That is where ours takes its place.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import socket
+import sys
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousParameters
+from torch.distributed.launcher import api as launcher
+
+from elastic.checkpoint.root import claim
+from elastic.clock import SYSTEM_CLOCK
+from elastic.config.load import resolve
+from elastic.config.model import Settings
+from elastic.errors import ElasticError, UsageError
+from elastic.launch.agent import Agent
+from elastic.launch.processes import WakePipe
+from elastic.launch.stage import Stage, StageParts
+from elastic.world import NODE
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """What torchrun was asked to start."""
+
+    script: str
+    arguments: tuple[str, ...]
+
+    @property
+    def ours(self) -> bool:
+        """Whether the script is elastic/worker.py, whose arguments are all ours."""
+        worker = Path(__file__).resolve().parents[1] / "worker.py"
+        return self.script == "elastic.worker" or Path(self.script).resolve() == worker
+
+
+def torchrun_command(argv: Sequence[str]) -> Command:
+    """Find the script and its arguments in torchrun's command line; empty where torchrun was not the program."""
+    if Path(argv[0]).name not in {"torchrun", "run.py"}:
+        return Command(script="", arguments=())
+    from torch.distributed.run import get_args_parser
+
+    parsed = get_args_parser().parse_args(argv[1:])
+    return Command(script=parsed.training_script, arguments=tuple(parsed.training_script_args))
+
+
+def create(parameters: RendezvousParameters) -> RendezvousHandler:
+    """Build the handler and put our agent in the place of torchrun's.
+
+    Raises:
+        SystemExit: with a documented exit code, after one clear message.
+    """
+    _configure_logging()
+    try:
+        return _create(parameters, argv=sys.argv, environ=os.environ)
+    except ElasticError as error:
+        print(error, file=sys.stderr, flush=True)  # noqa: T201
+        raise SystemExit(int(error.exit_code)) from error
+
+
+def _create(parameters: RendezvousParameters, *, argv: Sequence[str], environ: Mapping[str, str]) -> RendezvousHandler:
+    from elastic.rendezvous.assemble import assemble
+
+    command = torchrun_command(argv)
+    settings = resolve(command.arguments, environ=environ, strict=command.ours).settings
+    _check_split(settings, min_workers=parameters.min_nodes)
+    identity = claim(settings.checkpoint.save_path, job_id=parameters.run_id)
+    node = environ.get(NODE) or socket.gethostname()
+    agent = uuid.uuid4().hex
+    wake = WakePipe()
+    handler = assemble(
+        parameters,
+        settings=settings,
+        job_id=identity.job_id,
+        node=node,
+        agent=agent,
+        environ=environ,
+        clock=SYSTEM_CLOCK,
+        on_change=wake.wake,
+    )
+    logger.info("job %s, node %s, etcd at %s", identity.job_id, node, handler.endpoint)
+    parts = StageParts(
+        settings=settings,
+        coordinator=handler.coordinator,
+        wake=wake,
+        clock=SYSTEM_CLOCK,
+        job_id=identity.job_id,
+        node=node,
+        agent=agent,
+        endpoint=handler.endpoint,
+    )
+    launcher.LocalElasticAgent = functools.partial(Agent, stage=Stage(parts))  # type: ignore[misc,assignment]
+    return handler
+
+
+def _check_split(settings: Settings, *, min_workers: int) -> None:
+    batch = settings.training.global_batch_size
+    if batch < min_workers:
+        raise UsageError(
+            f"a global batch of {batch} samples cannot be split over the {min_workers} workers that --nnodes asks for "
+            f"at least; raise training.global_batch_size to {min_workers} or more, or lower the minimum"
+        )
+
+
+def _configure_logging() -> None:
+    """The product's lines on stderr, without changing the root logger that torch configured."""
+    ours = logging.getLogger("elastic")
+    if not ours.handlers:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
+        ours.addHandler(handler)
+        ours.setLevel(logging.INFO)
+        ours.propagate = False

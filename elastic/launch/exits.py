@@ -1,0 +1,109 @@
+"""What the ends of a node's workers mean: finished, regroup, a lost peer, or a failure with a root cause. Pure."""
+
+from __future__ import annotations
+
+import enum
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from elastic.errors import ExitCode
+from elastic.events import Cause
+from elastic.link import Failure
+from elastic.rendezvous.model import FailureReport
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerExit:
+    """One worker's end. `order` counts exits as they were noticed; `told` is what it said before."""
+
+    rank: int
+    pid: int
+    exit_code: int
+    """Negative: ended by that signal, as subprocess says it."""
+    order: int
+    told: Failure | None = None
+
+
+class Ending(enum.Enum):
+    """How a node's part of a generation ended."""
+
+    FINISHED = "finished"
+    REGROUP = "regroup"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """The ending, why, and what to report to the others (None: nothing that they must weigh)."""
+
+    ending: Ending
+    reason: str
+    report: FailureReport | None = None
+    root: WorkerExit | None = None
+
+
+_BLAMELESS = {ExitCode.DONE, ExitCode.PEER_LOST, ExitCode.REGROUP, ExitCode.PREEMPTED}
+
+
+def judge(exits: Sequence[WorkerExit], *, step: int, committed_steps: int, killed: frozenset[int]) -> Verdict:
+    """Weigh the ends of all workers of a node.
+
+    Args:
+        exits: one for each local worker.
+        step: the last step that this node saw committed.
+        committed_steps: how many steps this node saw committed since its agent started.
+        killed: pids that the agent itself killed; their signal says nothing.
+    """
+    own = [end for end in exits if end.pid not in killed]
+    if own and all(end.exit_code == ExitCode.DONE for end in exits):
+        return Verdict(ending=Ending.FINISHED, reason="all workers of this node finished")
+    guilty = sorted((end for end in own if end.exit_code not in _BLAMELESS), key=lambda end: end.order)
+    if guilty:
+        root = guilty[0]
+        report = _report(root, step=step, committed_steps=committed_steps)
+        return Verdict(ending=Ending.FAILED, reason=describe(root), report=report, root=root)
+    lost = next((end for end in own if end.exit_code == ExitCode.PEER_LOST), None)
+    if lost is not None:
+        report = _report(lost, step=step, committed_steps=committed_steps)
+        return Verdict(ending=Ending.FAILED, reason=describe(lost), report=report, root=lost)
+    return Verdict(ending=Ending.REGROUP, reason="the workers saved and ended for a regroup")
+
+
+def cause_of(end: WorkerExit) -> Cause:
+    """The event vocabulary's word for an exit."""
+    if end.exit_code == ExitCode.PEER_LOST:
+        return Cause.PEER_LOST
+    return Cause.WORKER_SIGNAL if end.exit_code < 0 else Cause.WORKER_EXIT
+
+
+def describe(end: WorkerExit) -> str:
+    """An exit in words."""
+    if end.exit_code < 0:
+        return f"worker {end.rank} (pid {end.pid}) was killed by {_signal_name(-end.exit_code)}"
+    if end.exit_code == ExitCode.PEER_LOST:
+        return f"worker {end.rank} lost a peer"
+    last_line = end.told.text.strip().splitlines()[-1] if end.told and end.told.text.strip() else ""
+    return f"worker {end.rank} (pid {end.pid}) ended with exit code {end.exit_code}" + (
+        f": {last_line}" if last_line else ""
+    )
+
+
+def _report(end: WorkerExit, *, step: int, committed_steps: int) -> FailureReport:
+    told = end.told
+    return FailureReport(
+        cause=cause_of(end),
+        rank=end.rank,
+        step=max(step, told.step if told else 0),
+        signature=told.signature if told else f"exit {end.exit_code}",
+        text=told.text if told else describe(end),
+        exit_code=end.exit_code,
+        committed_steps=committed_steps,
+    )
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

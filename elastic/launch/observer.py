@@ -1,0 +1,112 @@
+"""The agent's ears: events of this node's workers and its own, to the event file, the metrics and the recovery watch."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from elastic.clock import Clock
+from elastic.events import (
+    Cause,
+    Direction,
+    Event,
+    EventFile,
+    NodeLost,
+    Record,
+    Recovered,
+    Rescaled,
+    Restored,
+    StepCommitted,
+    decode,
+)
+from elastic.launch.recovery import RecoveryWatch
+from elastic.metrics.fold import Metrics
+from elastic.rendezvous.model import World
+
+logger = logging.getLogger(__name__)
+
+
+class Observer:
+    """Safe from any thread."""
+
+    def __init__(
+        self, *, node: str, file: EventFile, metrics: Metrics, clock: Clock, is_leader: Callable[[], bool]
+    ) -> None:
+        self._node = node
+        self._file = file
+        self._metrics = metrics
+        self._clock = clock
+        self._is_leader = is_leader
+        self._generation = 0
+        self._watch = RecoveryWatch()
+        self._lock = threading.Lock()
+
+    @property
+    def step(self) -> int:
+        """The last step that this node saw committed."""
+        with self._lock:
+            return self._watch.step
+
+    @property
+    def committed_steps(self) -> int:
+        """How many steps this node saw committed."""
+        with self._lock:
+            return self._watch.committed_steps
+
+    def emit(self, event: Event) -> None:
+        """An event of the agent itself."""
+        record = Record(
+            time_s=self._clock.wall_s(), node=self._node, rank=None, generation=self._generation, event=event
+        )
+        self._file.append(record)
+        self._metrics.apply(record)
+
+    def fault(self, cause: Cause) -> None:
+        """This node's part of the generation is over, now."""
+        with self._lock:
+            self._watch.fault(cause, now_s=self._clock.monotonic_s())
+
+    def worker_said(self, line: str) -> None:
+        """An encoded record of a worker. It is in the event file already."""
+        record = decode(line)
+        if record is None:
+            return
+        self._metrics.apply(record)
+        recovered: Recovered | None = None
+        with self._lock:
+            if isinstance(record.event, Restored):
+                self._watch.restored(record.event)
+            elif isinstance(record.event, StepCommitted):
+                recovered = self._watch.committed(record.event, now_s=self._clock.monotonic_s())
+        if recovered is not None and self._is_leader():
+            self.emit(recovered)
+            logger.info(
+                "going on after %s: %.2f s, %d steps to do again",
+                recovered.cause,
+                recovered.seconds,
+                recovered.lost_steps,
+            )
+
+    def new_generation(self, world: World, *, previous: World | None) -> None:
+        """A world was formed; the leader says how it differs from the one before."""
+        self._generation = world.generation
+        if not self._is_leader() or previous is None:
+            return
+        for event in changes(previous, world):
+            self.emit(event)
+
+
+def changes(previous: World, world: World) -> list[Event]:
+    """What became of the members between two generations."""
+    events: list[Event] = []
+    here = {seat.agent for seat in world.seats}
+    for seat in previous.seats:
+        if seat.agent not in here and seat.agent not in previous.leaving:
+            events.append(NodeLost(lost=seat.node, reason=world.reason))
+    before = {seat.agent for seat in previous.seats}
+    if before != here:
+        old, new = previous.world_size, world.world_size
+        direction = Direction.UP if new > old else Direction.DOWN if new < old else Direction.SAME
+        events.append(Rescaled(direction=direction, cause=world.cause, old_world_size=old, new_world_size=new))
+    return events

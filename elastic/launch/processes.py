@@ -1,0 +1,127 @@
+"""A node's worker processes: wait for one to end or for a wake-up, let them end, kill the rest. Never by polling."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from elastic.clock import Clock
+
+
+class WakePipe:
+    """Wakes a waiting main thread from any other thread."""
+
+    def __init__(self) -> None:
+        self.fd, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def wake(self) -> None:
+        """End the present or the next wait. Safe from any thread."""
+        try:
+            os.write(self._write, b"x")
+        except BlockingIOError:
+            return  # full: whoever waits will wake
+
+    def drain(self) -> None:
+        """Forget wake-ups that were seen."""
+        try:
+            while os.read(self.fd, 4096):
+                pass
+        except BlockingIOError:
+            return
+
+    def close(self) -> None:
+        """Close both ends."""
+        os.close(self.fd)
+        os.close(self._write)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """A worker's end, in the order in which it was noticed."""
+
+    local_rank: int
+    pid: int
+    exit_code: int
+    order: int
+
+
+class WorkerProcesses:
+    """The workers of one generation on this node. `ended` grows as they end; `killed` holds pids that we killed."""
+
+    def __init__(self, processes: Mapping[int, subprocess.Popen[bytes]], *, wake: WakePipe, clock: Clock) -> None:
+        self.ended: dict[int, Ended] = {}
+        self.killed: set[int] = set()
+        self._processes = dict(processes)
+        self._wake = wake
+        self._clock = clock
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(wake.fd, selectors.EVENT_READ, None)
+        self._pidfds: dict[int, int] = {}
+        for local_rank, process in self._processes.items():
+            self._pidfds[local_rank] = os.pidfd_open(process.pid)
+            self._selector.register(self._pidfds[local_rank], selectors.EVENT_READ, local_rank)
+
+    @property
+    def running(self) -> bool:
+        """Whether some worker has not ended."""
+        return len(self.ended) < len(self._processes)
+
+    @property
+    def failed(self) -> bool:
+        """Whether some worker ended with anything but 0."""
+        return any(end.exit_code != 0 for end in self.ended.values())
+
+    def wait(self, *, limit_s: float | None = None) -> bool:
+        """Wait until a worker ends or somebody wakes us; False when the limit ran out first."""
+        ready = self._selector.select(limit_s)
+        for key, _ in ready:
+            if key.data is None:
+                self._wake.drain()
+            else:
+                self._reap(key.data)
+        return bool(ready)
+
+    def let_end(self, *, limit_s: float) -> None:
+        """Give the workers so long to end by themselves, then kill those left and wait for them."""
+        until_s = self._clock.monotonic_s() + limit_s
+        while self.running and (left_s := until_s - self._clock.monotonic_s()) > 0:
+            self.wait(limit_s=left_s)
+        self.kill()
+
+    def kill(self) -> None:
+        """SIGKILL what still runs, with its process group (a worker's data loaders), and wait for its end."""
+        for local_rank, process in self._processes.items():
+            if local_rank not in self.ended:
+                self.killed.add(process.pid)
+                _kill_group(process.pid)
+        while self.running:
+            self.wait()
+
+    def close(self) -> None:
+        """Close what was opened to watch."""
+        self._selector.close()
+        for fd in self._pidfds.values():
+            os.close(fd)
+
+    def _reap(self, local_rank: int) -> None:
+        process = self._processes[local_rank]
+        self._selector.unregister(self._pidfds[local_rank])
+        ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        if ended is None or ended.si_status != 0:
+            # What a broken worker had forked must not outlive it. Before it is reaped: until then its id is its own.
+            _kill_group(process.pid)
+        self.ended[local_rank] = Ended(
+            local_rank=local_rank, pid=process.pid, exit_code=process.wait(), order=len(self.ended)
+        )
+
+
+def _kill_group(pid: int) -> None:
+    """torch starts each worker as the leader of a session, so that its group is its own and its children's."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return  # nobody is left in it

@@ -1,0 +1,54 @@
+"""From a fault to the next committed step: how long it took and how many steps had to be done again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from elastic.events import Cause, Recovered, Restored, StepCommitted
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """What is being recovered from, since when (a Clock's monotonic seconds) and how far the run had come."""
+
+    cause: Cause
+    at_s: float
+    reached_steps: int
+
+
+class RecoveryWatch:
+    """Follows one node's view of the run. Not thread-safe: its user holds a lock."""
+
+    def __init__(self) -> None:
+        self.step = 0
+        """The last step that this node saw committed."""
+        self.committed_steps = 0
+        """How many steps this node saw committed."""
+        self._fault: Fault | None = None
+        self._restored_steps: int | None = None
+
+    def fault(self, cause: Cause, *, now_s: float) -> None:
+        """A generation ended. The first fault since the last committed step is what the recovery is counted from."""
+        self._restored_steps = None
+        if self._fault is None:
+            self._fault = Fault(cause=cause, at_s=now_s, reached_steps=self.step)
+
+    def restored(self, event: Restored) -> None:
+        """Workers stand where a checkpoint put them."""
+        self._restored_steps = event.iteration
+
+    def committed(self, event: StepCommitted, *, now_s: float) -> Recovered | None:
+        """A step is done; the first one after a fault ends the recovery."""
+        if event.iteration > self.step:
+            self.committed_steps += 1
+        fault, self._fault = self._fault, None
+        self.step = event.iteration
+        if fault is None:
+            return None
+        back_at = self._restored_steps if self._restored_steps is not None else event.iteration - 1
+        return Recovered(
+            cause=fault.cause,
+            path="reexec",
+            seconds=now_s - fault.at_s,
+            lost_steps=max(0, fault.reached_steps - back_at),
+        )
