@@ -1,4 +1,4 @@
-"""What torchrun starts: `torchrun --nnodes=1:4 --rdzv_backend=etcd elastic/worker.py`, or `python` for a world of one."""
+"""What torchrun starts: `torchrun … --rdzv_backend=etcd elastic/worker.py`; with plain python, a world of one."""
 
 import os
 import sys

@@ -205,4 +205,3 @@ def _workers_of(membership: Membership, spec: WorkerSpec) -> list[Worker]:
         )
         for local_rank in range(spec.local_world_size)
     ]
-

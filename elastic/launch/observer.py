@@ -1,4 +1,4 @@
-"""The agent's ears: events of this node's workers and its own, to the event file, the metrics and the recovery watch."""
+"""The agent's ears: events of its workers and its own, to the event file, the metrics and the recovery watch."""
 
 from __future__ import annotations
 
@@ -99,11 +99,9 @@ class Observer:
 
 def changes(previous: World, world: World) -> list[Event]:
     """What became of the members between two generations."""
-    events: list[Event] = []
     here = {seat.agent for seat in world.seats}
-    for seat in previous.seats:
-        if seat.agent not in here and seat.agent not in previous.leaving:
-            events.append(NodeLost(lost=seat.node, reason=world.reason))
+    lost = [seat for seat in previous.seats if seat.agent not in here and seat.agent not in previous.leaving]
+    events: list[Event] = [NodeLost(lost=seat.node, reason=world.reason) for seat in lost]
     before = {seat.agent for seat in previous.seats}
     if before != here:
         old, new = previous.world_size, world.world_size

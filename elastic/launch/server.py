@@ -15,7 +15,6 @@ from typing import Any
 
 from elastic.link import Answer, Failure, Lines, pack
 
-
 _REGROUP = {"control": "regroup"}
 
 

@@ -72,9 +72,7 @@ class Course:
         """Whether all samples of the run are consumed."""
         return self.consumed_samples >= self._total_samples
 
-    def next_step(
-        self, group: Collectives, replicas: tuple[Replica, ...], regroup_wanted: Callable[[], bool]
-    ) -> Step:
+    def next_step(self, group: Collectives, replicas: tuple[Replica, ...], regroup_wanted: Callable[[], bool]) -> Step:
         """The step that starts where the last one ended."""
         start, stop = self._loader.span()
         parts = StepParts(
@@ -132,9 +130,7 @@ class Course:
         now = self._settings.training.global_batch_size
         if restored.iteration and restored.global_batch_size and restored.global_batch_size != now:
             saved_step = restored.consumed_samples // restored.global_batch_size
-            scaled = scale_by_global_batch(
-                saved_step, saved_global_batch=restored.global_batch_size, global_batch=now
-            )
+            scaled = scale_by_global_batch(saved_step, saved_global_batch=restored.global_batch_size, global_batch=now)
             self._emit(
                 Notice(
                     text=f"global batch {restored.global_batch_size} -> {now}: {scaled.reason}; "

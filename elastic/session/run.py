@@ -19,7 +19,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -40,11 +40,11 @@ from elastic.lifetime import die_with_agent
 from elastic.link import AgentLink, Link, NoLink
 from elastic.plan.batch import slot_count
 from elastic.session.committer import AgentCommitter
+from elastic.session.course import Course
 from elastic.session.ending import end_worker
 from elastic.session.randomness import seed_everything
 from elastic.session.reporter import Reporter
 from elastic.session.step import Step
-from elastic.session.course import Course
 from elastic.world import World
 
 
@@ -79,7 +79,7 @@ class Session:
         self._link: Link = NoLink()
         self._course: Course | None = None
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> Self:
         die_with_agent(self._environ)
         world = choose_device(self.world)
         self._link = _connect(world)

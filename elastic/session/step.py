@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -69,7 +69,7 @@ class Step:
         self._weight = 0.0
         self._regroup = False
 
-    def __enter__(self) -> Step:
+    def __enter__(self) -> Self:
         self._regroup = self._parts.regroup_wanted()
         for replica in self._parts.replicas:
             replica.begin_step()
