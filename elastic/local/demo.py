@@ -103,7 +103,8 @@ def _play(cluster: Cluster, say: Say, clock: Clock) -> DemoResult:
     cluster.wait_world(3, limit_s=120, since=before_join)
     joined = cluster.wait_step(1, world_size=3, since=before_join)
     join_s = clock.monotonic_s() - began_s
-    assert isinstance(recovered.event, Recovered) and isinstance(joined.event, StepCommitted)
+    assert isinstance(recovered.event, Recovered)
+    assert isinstance(joined.event, StepCommitted)
     cluster.wait_step(joined.event.iteration + 20, world_size=3, since=before_join)
     scraped = _scrape(cluster, say)
 
