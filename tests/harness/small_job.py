@@ -1,0 +1,56 @@
+"""A job that is quick to start and to step, with a loss that tells any difference: for tests of survival."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import Dataset, TensorDataset
+
+from elastic.job import Job
+
+if TYPE_CHECKING:
+    from elastic.config.model import Settings
+    from elastic.world import World
+
+FEATURES, WIDTH, CLASSES, SAMPLES = 64, 256, 8, 5003
+
+
+def build_model(world: World) -> nn.Module:
+    torch.manual_seed(0)
+    layers: list[nn.Module] = [nn.Linear(FEATURES, WIDTH), nn.GELU()]
+    for _ in range(6):
+        layers += [nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Dropout(0.1)]
+    return nn.Sequential(*layers, nn.Linear(WIDTH, CLASSES))
+
+
+def build_dataset() -> Dataset[Any]:
+    draw = torch.Generator().manual_seed(1)
+    x = torch.randn(SAMPLES, FEATURES, generator=draw)
+    return TensorDataset(x, (x[:, :CLASSES] + 0.3 * torch.randn(SAMPLES, CLASSES, generator=draw)).argmax(1))
+
+
+def loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    x, label = batch
+    return functional.cross_entropy(model(x), label, reduction="none")
+
+
+def job(settings: Settings) -> Job:
+    return Job(
+        model=build_model,
+        dataset=build_dataset,
+        loss=loss,
+        optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=1e-3),
+        max_grad_norm=1.0,
+    )
+
+
+def always_fails(settings: Settings) -> Job:
+    """Raises the same exception before the first step, in every worker."""
+
+    def broken(model: nn.Module, batch: Any) -> torch.Tensor:
+        raise ZeroDivisionError("this job is broken on purpose")
+
+    return Job(model=build_model, dataset=build_dataset, loss=broken, optimizer=lambda m: torch.optim.SGD(m.parameters()))
