@@ -69,9 +69,7 @@ class TrainingSettings:
             "length of the run: it ends when steps * global_batch_size samples are used", unit="steps", least=1
         ),
     )
-    seed: int = field(
-        default=0, metadata=_about("seed of the first weights, the order and all randomness", least=0, most=2**63 - 1)
-    )
+    seed: int = field(default=0, metadata=_about("seed of the first weights, the order and all randomness", least=0))
     threads_per_worker: int = field(
         default=1, metadata=_about("CPU threads that torch uses in a worker; 0 leaves it to torch", least=0)
     )
