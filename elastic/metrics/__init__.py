@@ -1,0 +1,1 @@
+"""Metrics: definitions, events folded into values, and the exporter of an agent."""

@@ -1,0 +1,24 @@
+"""What commands say to people: the one place of the package that writes to the terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+
+
+def say(text: str) -> None:
+    """One line, or several, on stdout."""
+    sys.stdout.write(text + "\n")
+
+
+def complain(text: str) -> None:
+    """An error, on stderr."""
+    sys.stderr.write(f"elastic: {text}\n")
+
+
+def columns(rows: Iterable[Sequence[str]]) -> str:
+    """Rows as text with aligned columns; the last column is not padded."""
+    table = [tuple(row) for row in rows]
+    widths = [max(map(len, column), default=0) for column in zip(*table, strict=True)]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in table)
+    return "\n".join(line.rstrip() for line in lines)

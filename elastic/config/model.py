@@ -1,0 +1,205 @@
+"""The settings of a run as typed values: every one with its default, its meaning and its limits.
+
+Each field carries a `Rule` (meaning, unit, limits), read by the loader, by `elastic config show` and by the docs.
+Names and defaults of the checkpoint section are those of MindSpore Transformers.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Scalar = str | int | float | bool
+
+
+class BatchMode(enum.StrEnum):
+    """What stays the same when the world size changes."""
+
+    FIXED_GLOBAL = "fixed_global"
+
+
+class OrderKind(enum.StrEnum):
+    """In which order the samples of an epoch are used."""
+
+    SHUFFLE = "shuffle"
+    SEQUENTIAL = "sequential"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """What a setting means and what it may be."""
+
+    meaning: str
+    unit: str = ""
+    least: float | None = None
+    most: float | None = None
+    above: float | None = None
+    """Greater than this; for what may come close to a limit but not reach it."""
+    below: float | None = None
+    filled: bool = False
+    """Text that must not be empty."""
+
+
+def rule_of(metadata: Mapping[str, Any]) -> Rule:
+    """The rule that a dataclass field was declared with."""
+    rule = metadata["rule"]
+    assert isinstance(rule, Rule)
+    return rule
+
+
+def _about(meaning: str, **limits: Any) -> dict[str, Rule]:
+    return {"rule": Rule(meaning=meaning, **limits)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSettings:
+    """How long to train and with how many samples at a time."""
+
+    global_batch_size: int = field(
+        default=24, metadata=_about("samples of one optimizer step, over all workers", unit="samples", least=1)
+    )
+    micro_batch_size: int = field(
+        default=4, metadata=_about("samples of one forward and backward pass of a worker", unit="samples", least=1)
+    )
+    steps: int = field(
+        default=1000,
+        metadata=_about(
+            "length of the run: it ends when steps * global_batch_size samples are used", unit="steps", least=1
+        ),
+    )
+    seed: int = field(default=0, metadata=_about("seed of the first weights, the order and all randomness", least=0))
+    threads_per_worker: int = field(
+        default=1, metadata=_about("CPU threads that torch uses in a worker; 0 leaves it to torch", least=0)
+    )
+    batch: BatchMode = field(
+        default=BatchMode.FIXED_GLOBAL, metadata=_about("what stays the same when the world size changes")
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSettings:
+    """What to train on."""
+
+    path: str = field(
+        default="auto",
+        metadata=_about("text file, directory or .jsonl; auto: Python sources of this installation", filled=True),
+    )
+    num_workers: int = field(default=0, metadata=_about("processes that load data for each worker", least=0))
+    order: OrderKind = field(default=OrderKind.SHUFFLE, metadata=_about("order of the samples in an epoch"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings:
+    """Size of the default job's GPT (byte vocabulary)."""
+
+    layers: int = field(default=4, metadata=_about("transformer blocks", least=1))
+    width: int = field(default=160, metadata=_about("size of the residual stream; a multiple of heads", least=1))
+    heads: int = field(default=5, metadata=_about("attention heads", least=1))
+    context: int = field(default=128, metadata=_about("length of one sample", unit="bytes", least=1))
+    dropout: float = field(default=0.0, metadata=_about("share of activations dropped in training", least=0, below=1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerSettings:
+    """AdamW, warm-up and cosine, as functions of the samples used."""
+
+    learning_rate: float = field(default=1e-3, metadata=_about("highest learning rate", above=0))
+    weight_decay: float = field(default=0.1, metadata=_about("decoupled weight decay of matrices", least=0))
+    warmup_samples: int = field(
+        default=1200, metadata=_about("samples until the learning rate is at its highest", unit="samples", least=0)
+    )
+    max_grad_norm: float = field(
+        default=1.0, metadata=_about("gradients longer than this are shortened to it; 0: never", least=0)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointSettings:
+    """What is saved, where and when; where the first start of a run loads from."""
+
+    enable_save: bool = field(default=True, metadata=_about("whether to save checkpoints"))
+    save_path: str = field(
+        default="output/checkpoint", metadata=_about("root directory of the run's checkpoints and events")
+    )
+    save_interleaved_steps: int = field(
+        default=1000, metadata=_about("steps from one save to the next", unit="steps", least=1)
+    )
+    no_save_optim: bool = field(default=False, metadata=_about("save weights only: no later start can go on in full"))
+    save_max: int = field(default=5, metadata=_about("iterations kept on disk", least=1))
+    load_path: str = field(
+        default="", metadata=_about("root directory that the first start of a run loads from; empty: none")
+    )
+    no_load_optim: bool = field(
+        default=False, metadata=_about("the first start loads weights only and begins at sample 0")
+    )
+    load_balanced: bool = field(
+        default=False, metadata=_about("spread the reading of shards over the ranks; not available yet")
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RendezvousSettings:
+    """How agents find each other, and how long they wait."""
+
+    ttl_s: float = field(
+        default=5.0, metadata=_about("a node silent for this long is lost", unit="s", least=1, most=600)
+    )
+    first_wait_s: float = field(
+        default=1.5,
+        metadata=_about("wait for more nodes at the first start, once the least number is there", unit="s", least=0),
+    )
+    late_wait_s: float = field(
+        default=10.0,
+        metadata=_about("wait for a node that is alive but late, before going on without it", unit="s", least=0),
+    )
+    join_timeout_s: float = field(
+        default=600.0,
+        metadata=_about("give up (exit code 75) when too few nodes came for this long", unit="s", above=0),
+    )
+    connect_timeout_s: float = field(
+        default=10.0,
+        metadata=_about("give up when etcd has not answered for this long at the start", unit="s", above=0),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricsSettings:
+    """The Prometheus exporter of each agent."""
+
+    enabled: bool = field(default=True, metadata=_about("whether agents serve /metrics"))
+    host: str = field(
+        default="127.0.0.1",
+        metadata=_about("address to listen on; 0.0.0.0: for other machines too", filled=True),
+    )
+    port: int = field(
+        default=9400, metadata=_about("port; the next free one of the following 100 if taken", least=0, most=65535)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSettings:
+    """What is trained."""
+
+    target: str = field(default="jobs.pretrain_lm:job", metadata=_about("the job, as module:name", filled=True))
+    options: Mapping[str, Scalar] = field(
+        default_factory=dict, metadata=_about("free values for your own job: job.options.NAME")
+    )
+    no_progress_limit: int = field(
+        default=3, metadata=_about("give up (exit code 77) when the same step failed this many times", least=1)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Everything that can be set for a run."""
+
+    training: TrainingSettings = field(default_factory=TrainingSettings)
+    data: DataSettings = field(default_factory=DataSettings)
+    model: ModelSettings = field(default_factory=ModelSettings)
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
+    rendezvous: RendezvousSettings = field(default_factory=RendezvousSettings)
+    metrics: MetricsSettings = field(default_factory=MetricsSettings)
+    job: JobSettings = field(default_factory=JobSettings)

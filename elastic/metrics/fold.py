@@ -1,0 +1,156 @@
+"""Metrics from events: the only way in, so that metrics, status and report cannot tell different stories.
+
+Every agent applies the events of its own node. What would multiply in a sum over agents is taken from one of them
+only: rank 0's worker, or the leader, who alone emits Rescaled, NodeLost and Recovered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from elastic import events
+from elastic.clock import SYSTEM_CLOCK, Clock
+from elastic.metrics import definitions as of
+from elastic.metrics.values import Values
+
+
+@dataclass(frozen=True, kw_only=True)
+class Readiness:
+    """Whether this agent takes part in a job, and why not."""
+
+    ready: bool
+    reason: str
+
+
+class Metrics(Collector):
+    """What one agent exports. Thread-safe: events come from the agent, scrapes from the exporter."""
+
+    def __init__(self, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.registry = CollectorRegistry()
+        self._clock = clock
+        self._values = Values(of.DEFINITIONS)
+        self._cause = events.Cause.START
+        self._first_generation: int | None = None
+        self._readiness = Readiness(ready=False, reason="no agent has started here")
+        self._handlers: dict[type[events.Event], Callable[[events.Record, Any], None]] = {
+            events.AgentStarted: self._agent_started,
+            events.RoundOpened: self._round_opened,
+            events.WorldFormed: self._world_formed,
+            events.Rescaled: self._rescaled,
+            events.NodeLost: self._node_lost,
+            events.WorkerStarted: self._worker_started,
+            events.WorkerLost: self._worker_lost,
+            events.Recovered: self._recovered,
+            events.JobEnded: self._job_ended,
+            events.Restored: self._restored,
+            events.StepCommitted: self._step_committed,
+            events.CheckpointSaved: self._checkpoint_saved,
+            events.CheckpointFailed: self._checkpoint_failed,
+            events.CheckpointRejected: self._checkpoint_rejected,
+            events.Fencing: self._fenced,
+        }
+        self.registry.register(self)
+
+    def apply(self, record: events.Record) -> None:
+        """Take one event of this node into account. Kinds that no metric is made of are ignored."""
+        handler = self._handlers.get(type(record.event))
+        if handler is not None:
+            handler(record, record.event)
+
+    def collect(self) -> Iterable[Metric]:
+        """All metrics now, for prometheus_client."""
+        for tier in of.TIERS:
+            saved_s = self._values.get(of.CHECKPOINT_TIME, tier)
+            if saved_s is not None:
+                self._values.set(of.CHECKPOINT_AGE, max(0.0, self._clock.wall_s() - saved_s), tier)
+        return self._values.collect()
+
+    def readiness(self) -> Readiness:
+        """Whether this agent is a member of a generation."""
+        return self._readiness
+
+    def _agent_started(self, record: events.Record, event: events.AgentStarted) -> None:
+        self._values.set(of.BUILD_INFO, 1, event.version, event.torch_version)
+        self._values.set(of.JOB_INFO, 1, event.job_id, record.node)
+        self._values.set(of.JOB_ACTIVE, 1)
+        self._readiness = Readiness(ready=False, reason="waiting for the first generation")
+
+    def _round_opened(self, record: events.Record, event: events.RoundOpened) -> None:
+        self._cause = event.cause
+        self._readiness = Readiness(ready=False, reason=f"between generations: {event.reason}")
+
+    def _world_formed(self, record: events.Record, event: events.WorldFormed) -> None:
+        self._cause = event.cause
+        self._readiness = Readiness(ready=True, reason=f"member of generation {record.generation}")
+        self._values.set(of.GENERATION, record.generation)
+        self._values.set(of.WORLD_SIZE, event.world_size)
+        self._values.set(of.NODES, len(event.nodes))
+        self._values.observe(of.RENDEZVOUS_DURATION, event.seconds)
+        if event.nodes[:1] != (record.node,):  # Rank 0 is elsewhere: our last loss would be stale for ever.
+            self._values.clear(of.LOSS)
+
+    def _rescaled(self, record: events.Record, event: events.Rescaled) -> None:
+        self._values.add(of.RESCALES, 1, event.direction, event.cause)
+
+    def _node_lost(self, record: events.Record, event: events.NodeLost) -> None:
+        self._values.add(of.FAILURES_TOTAL, 1, events.Cause.NODE_LOST)
+
+    def _worker_started(self, record: events.Record, event: events.WorkerStarted) -> None:
+        if self._first_generation is None:
+            self._first_generation = record.generation
+        if record.generation > self._first_generation:  # A newcomer's first worker is no restart.
+            self._values.add(of.RESTARTS, 1, self._cause)
+
+    def _worker_lost(self, record: events.Record, event: events.WorkerLost) -> None:
+        if event.cause in of.FAILURES:
+            self._values.add(of.FAILURES_TOTAL, 1, event.cause)
+
+    def _recovered(self, record: events.Record, event: events.Recovered) -> None:
+        self._values.observe(of.RECOVERY_DURATION, event.seconds, event.path)
+        self._values.set(of.LAST_RECOVERY, event.seconds)
+        self._values.add(of.LOST_STEPS, event.lost_steps)
+
+    def _job_ended(self, record: events.Record, event: events.JobEnded) -> None:
+        self._values.set(of.JOB_ACTIVE, 0)
+        self._readiness = Readiness(ready=False, reason=f"the job {event.outcome}: {event.reason}")
+
+    def _restored(self, record: events.Record, event: events.Restored) -> None:
+        self._values.set(of.STEP, event.iteration)
+        self._values.set(of.CONSUMED_SAMPLES, event.consumed_samples)
+
+    def _step_committed(self, record: events.Record, event: events.StepCommitted) -> None:
+        self._values.set(of.STEP, event.iteration)
+        self._values.set(of.CONSUMED_SAMPLES, event.stop)
+        self._values.set(of.LAST_STEP_TIME, record.time_s)
+        self._values.set(of.DATA_DIGEST, event.run_digest)
+        if record.rank == 0:
+            self._values.add(of.STEPS_COMMITTED, 1)
+            self._values.add(of.SAMPLES, event.stop - event.start)
+            self._values.observe(of.STEP_DURATION, event.seconds)
+            self._values.set(of.LOSS, event.loss)
+
+    def _checkpoint_saved(self, record: events.Record, event: events.CheckpointSaved) -> None:
+        if record.rank not in (0, None):
+            return
+        self._values.set(of.CHECKPOINT_TIME, record.time_s, event.tier)
+        self._values.set(of.CHECKPOINT_STEP, event.iteration, event.tier)
+        self._values.observe(of.CHECKPOINT_DURATION, event.seconds, event.tier)
+        self._values.add(of.CHECKPOINT_BYTES, event.bytes, event.tier)
+        if event.interval_s is not None:
+            self._values.set(of.CHECKPOINT_INTERVAL, event.interval_s, event.tier)
+
+    def _checkpoint_failed(self, record: events.Record, event: events.CheckpointFailed) -> None:
+        if record.rank in (0, None):
+            self._values.add(of.CHECKPOINT_FAILURES, 1)
+
+    def _checkpoint_rejected(self, record: events.Record, event: events.CheckpointRejected) -> None:
+        if record.rank in (0, None):
+            self._values.add(of.CHECKPOINT_FALLBACKS, 1)
+
+    def _fenced(self, record: events.Record, event: events.Fencing) -> None:
+        self._values.add(of.FENCED_OPERATIONS, 1, event.what)
