@@ -37,7 +37,7 @@ def test_epochs_and_seeds_differ():
 
 
 def test_small_data_sets_reach_all_their_permutations_evenly():
-    draws = 4800
+    draws = 2400
     counts = {}
     for seed in range(draws):
         key = tuple(epoch_indices(Order(length=4, seed=seed), 0))
