@@ -1,0 +1,35 @@
+"""Loaders over a small data set, set up so that nothing divides."""
+
+from elastic.data.loader import ElasticLoader
+from elastic.plan.batch import BatchPlan
+from elastic.plan.order import Order
+from tests.harness.datasets import Drawing, as_list
+
+LENGTH = 41  # epochs end inside steps and inside micro-batches
+SEED = 5
+
+
+def make(dataset=None, *, batch=10, micro=3, total=130, world_size=1, rank=0, position=0, **options):
+    dataset = Drawing(LENGTH) if dataset is None else dataset
+    return ElasticLoader(
+        dataset,
+        plan=BatchPlan(global_batch_size=batch, micro_batch_size=micro, total_samples=total),
+        order=Order(length=LENGTH, seed=SEED),
+        world_size=world_size,
+        rank=rank,
+        position=position,
+        **{"collate_fn": as_list, **options},
+    )
+
+
+def flat(micros):
+    """(slot, samples, indices, items, draw of the collate) of micro-batches: everything that training would see."""
+    return [(micro.slot, micro.samples, micro.indices, *micro.batch) for micro in micros]
+
+
+def run_undisturbed(**options):
+    loader, steps = make(**options), []
+    while not loader.finished:
+        steps.append(flat(loader.next_step()))
+        loader.commit()
+    return steps

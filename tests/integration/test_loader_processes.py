@@ -1,0 +1,102 @@
+"""Loader processes: the same batches, and no process that hinders or outlives the trainer."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from elastic.data.carrier import Carrier
+from elastic.data.fetch import NumberedDataset
+from elastic.plan.order import Order
+from tests.harness.datasets import Failing, Stuck
+from tests.harness.loading import LENGTH, SEED, flat, make, run_undisturbed
+
+pytestmark = pytest.mark.integration
+
+
+def test_processes_bring_the_same_batches_through_a_change():
+    expected = run_undisturbed(total=60)
+    steps = []
+    loader = make(total=60, num_workers=2)
+    for _ in range(2):
+        steps.append(flat(loader.next_step()))
+        loader.commit()
+    next(loader.next_step())  # fetched ahead and dropped
+    position = loader.position
+    loader.close()
+    loaders = [make(total=60, world_size=2, rank=rank, position=position, num_workers=1) for rank in range(2)]
+    while not loaders[0].finished:
+        steps.append([micro for part in loaders for micro in flat(part.next_step())])
+        for part in loaders:
+            part.commit()
+    for part in loaders:
+        part.close()
+    assert steps == expected
+
+
+def test_processes_ignore_the_signals_that_the_trainer_decides_on():
+    loader = make(num_workers=1)
+    next(loader.next_step())
+    (process,) = loader._carrier.processes
+    os.kill(process.pid, signal.SIGTERM)
+    os.kill(process.pid, signal.SIGINT)
+    assert len(list(loader.next_step())) == 4
+    loader.close()
+    assert not process.is_alive()
+
+
+def test_a_process_stuck_in_an_item_is_ended_by_force():
+    dataset = Stuck(LENGTH)
+    carrier = Carrier(NumberedDataset(dataset, seed=0, collate=None), batches=[[(0, 0)]], num_workers=1)
+    (process,) = carrier.processes
+    assert dataset.entered.wait(timeout=30)
+    carrier.close()
+    assert process.exitcode == -signal.SIGKILL
+
+
+def test_an_error_in_a_process_names_the_sample():
+    first = Order(length=LENGTH, seed=SEED).index(0)
+    loader = make(Failing(LENGTH, at=first), num_workers=1)
+    with pytest.raises(OSError, match=f"while fetching item {first} of the data set"):
+        next(loader.next_step())
+    loader.close()
+
+
+TRAINER = """
+import sys, os, signal
+from tests.harness.loading import make
+loader = make(num_workers=2)
+next(loader.next_step())
+print(*[process.pid for process in loader._carrier.processes], flush=True)
+if sys.argv[1] == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize(("end", "code"), [("killed", -signal.SIGKILL), ("forgets to close", 0)])
+def test_processes_do_not_outlive_the_trainer(end, code):
+    trainer = subprocess.run(
+        [sys.executable, "-W", "error", "-c", TRAINER, end], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert trainer.returncode == code, trainer.stderr
+    assert trainer.stderr == ""
+    pids = [int(word) for word in trainer.stdout.split()]
+    assert len(pids) == 2
+    for pid in pids:
+        wait_until_gone(pid)
+
+
+def wait_until_gone(pid):
+    """Wait for the end of a process that is not ours to wait for."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        gone, _, _ = select.select([handle], [], [], 10)
+        assert gone, f"process {pid} outlived its trainer by 10 s"
+    finally:
+        os.close(handle)
