@@ -15,11 +15,11 @@ from elastic.checkpoint.survey import read_small, survey
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """What retention did. `verified`: whether the committed iteration was read back whole."""
+    """What retention did. `fault`: the committed iteration could not be read back, so nothing was deleted."""
 
     deleted: tuple[int, ...]
-    verified: bool
     reason: str
+    fault: bool = False
 
 
 def retain(
@@ -39,14 +39,14 @@ def retain(
     tracked = () if seen.tracker.iteration is None else (seen.tracker.iteration,)
     chosen = retention(seen.found, save_max=save_max, committed=committed, lineage=lineage, protected=tracked)
     if not chosen.delete:
-        return Kept(deleted=(), verified=False, reason=chosen.reason)
+        return Kept(deleted=(), reason=chosen.reason)
     if (fault := read_back(os.path.join(root, iteration_dir(committed)), storage=storage)) is not None:
-        return Kept(deleted=(), verified=False, reason=f"iteration {committed} was committed but {fault}: all stay")
+        return Kept(deleted=(), fault=True, reason=f"iteration {committed} was committed but {fault}: all stay")
     for each in chosen.delete:
         trash = os.path.join(root, trash_name(each.place, nonce=nonce()))
         storage.publish(os.path.join(root, each.place), trash)
         storage.remove_tree(trash)
-    return Kept(deleted=tuple(each.iteration for each in chosen.delete), verified=True, reason=chosen.reason)
+    return Kept(deleted=tuple(each.iteration for each in chosen.delete), reason=chosen.reason)
 
 
 def read_back(directory: str, *, storage: Storage) -> str | None:

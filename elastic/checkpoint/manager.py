@@ -238,6 +238,8 @@ class CheckpointManager:
                 storage=self._storage,
                 nonce=self._nonce,
             )
+            if kept.fault:
+                self._emit(events.Notice(text=kept.reason))
             _log.debug("deleted %s: %s", kept.deleted, kept.reason)
         except OSError as error:
             self._emit(events.Notice(text=f"old iterations could not be deleted: {error}"))
