@@ -1,0 +1,112 @@
+"""The manifest of an iteration, `elastic.json`: what belongs to it, how long, with which checksum. Pure.
+
+Only files named here exist for a reader. The manifest carries its own checksum, and the commit record its digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from elastic.checkpoint.layout import MANIFEST, CommitRecord, is_safe_name, load_json, take
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileFacts:
+    """What a file must be to be the one that was written."""
+
+    size_bytes: int
+    crc32: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """Everything about an iteration but its tensors."""
+
+    job_id: str
+    lineage: str
+    generation: int
+    iteration: int
+    consumed_samples: int
+    world_size: int
+    global_batch_size: int
+    seed: int
+    order_version: int
+    run_digest: int
+    settings: Mapping[str, Any]
+    """The resolved configuration of the run, for a reader to compare with its own."""
+    values: Mapping[str, Any]
+    """JSON state of the tracked objects (see state.py)."""
+    has_optimizer: bool
+    """False where no_save_optim left everything but the weights out."""
+    torch_version: str
+    files: Mapping[str, FileFacts]
+
+    def to_bytes(self) -> bytes:
+        """The file's text. Raises ValueError where settings or values are not JSON."""
+        plain = {field.name: getattr(self, field.name) for field in fields(self)}
+        plain["files"] = {name: [facts.size_bytes, facts.crc32] for name, facts in self.files.items()}
+        try:
+            return _wrap({"format": FORMAT, **plain})
+        except TypeError as error:
+            raise ValueError(f"{MANIFEST} cannot be written: {error}") from error
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Manifest:
+        """Read and check a manifest.
+
+        Raises:
+            ValueError: altered, of a newer format, or not a manifest.
+        """
+        body = _unwrap(data)
+        if (version := take(body, "format", int, what=MANIFEST)) > FORMAT:
+            raise ValueError(f"{MANIFEST} has format {version}, this version reads up to {FORMAT}: use a newer version")
+        kinds = {"int": int, "str": str, "bool": bool}
+        plain = {
+            field.name: take(body, field.name, kinds.get(str(field.type), dict), what=MANIFEST) for field in fields(cls)
+        }
+        return cls(**(plain | {"files": {name: _facts(name, value) for name, value in plain["files"].items()}}))
+
+
+def digest(data: bytes) -> str:
+    """What a commit record holds of the manifest's bytes."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def record_of(manifest: Manifest, data: bytes) -> CommitRecord:
+    """The commit record that makes this manifest's iteration count."""
+    return CommitRecord(
+        iteration=manifest.iteration,
+        lineage=manifest.lineage,
+        manifest_digest=digest(data),
+        generation=manifest.generation,
+        consumed_samples=manifest.consumed_samples,
+    )
+
+
+def _facts(name: object, value: object) -> FileFacts:
+    if not is_safe_name(name):
+        raise ValueError(f"{MANIFEST} names the file {name!r:.80}, which is not a plain file name")
+    match value:
+        case [int(size_bytes), int(crc32)] if size_bytes >= 0:
+            return FileFacts(size_bytes=size_bytes, crc32=crc32)
+    raise ValueError(f"{MANIFEST}: facts of {name!r} are {value!r:.60}, expected [size, crc32]")
+
+
+def _wrap(body: dict[str, Any]) -> bytes:
+    text = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return f'{{"crc32":{zlib.crc32(text.encode())},"manifest":{text}}}\n'.encode()
+
+
+def _unwrap(data: bytes) -> dict[str, Any]:
+    body: dict[str, Any] = take(load_json(data, what=MANIFEST), "manifest", dict, what=MANIFEST)
+    # Written again it must give the same bytes, checksum included: so no bit of it can have changed.
+    if _wrap(body) != data:
+        raise ValueError(f"{MANIFEST} is not what was written: its checksum does not match")
+    return body

@@ -1,0 +1,117 @@
+"""Optimizers <-> tensors by parameter NAME: moments, group membership and hyper-parameters, never by index."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from elastic.checkpoint.modules import Difference
+from elastic.checkpoint.values import Sink, decode, encode
+from elastic.errors import CheckpointError
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerState:
+    """An optimizer's state: what its opt tensors are called, and the JSON that says where each belongs."""
+
+    tensors: dict[str, Tensor]
+    plain: dict[str, Any]
+
+
+def capture_optimizer(optimizer: Optimizer, *, key: str, names: Mapping[int, str], prefix: str = "") -> OptimizerState:
+    """Take an optimizer's state. `names`: id of a parameter -> its name in the tracked modules.
+
+    Tensors are called `<state>.<parameter>`, for example `exp_avg.embed.weight`.
+    """
+    tensors: dict[str, Tensor] = {}
+
+    def keep(name: str, tensor: Tensor) -> str:
+        tensors[name] = tensor
+        return name
+
+    packed = optimizer.state_dict()
+    groups: list[dict[str, Any]] = []
+    state: dict[str, Any] = {}
+    for at, (live, group) in enumerate(zip(optimizer.param_groups, packed["param_groups"], strict=True)):
+        members = _member_names(live["params"], key, names)
+        settings = {name: value for name, value in group.items() if name not in ("params", "param_names")}
+        head = f"{prefix}group.{at}"
+        encoded = {name: encode(value, path=f"{head}.{name}", sink=keep) for name, value in settings.items()}
+        groups.append({"params": members, "settings": encoded})
+        for member, index in zip(members, group["params"], strict=True):
+            if index in packed["state"]:
+                state[member] = _encode_state(packed["state"][index], member, prefix, keep)
+    return OptimizerState(tensors=tensors, plain={"groups": groups, "state": state})
+
+
+def _encode_state(entries: Mapping[Any, Any], member: str, prefix: str, keep: Sink) -> list[Any]:
+    # Pairs, not an object: the keys of an optimizer's state need not be strings.
+    return [[key, encode(value, path=f"{prefix}{key}.{member}", sink=keep)] for key, value in entries.items()]
+
+
+def match_optimizer(
+    optimizer: Optimizer, plain: Mapping[str, Any], *, key: str, names: Mapping[int, str]
+) -> tuple[list[int], Difference]:
+    """Find the saved group for each of the optimizer's groups, by the names of its members."""
+    difference = Difference()
+    saved = [frozenset(group["params"]) for group in plain["groups"]]
+    here = [frozenset(_member_names(group["params"], key, names)) for group in optimizer.param_groups]
+    free = list(range(len(saved)))
+    order: list[int] = []
+    for members in here:
+        match = next((at for at in free if saved[at] == members), None)
+        if match is not None:
+            free.remove(match)
+            order.append(match)
+    if len(order) == len(here) and not free:
+        return order, difference
+    all_saved, all_here = frozenset().union(*saved), frozenset().union(*here)
+    difference.missing.extend(f"{key}: {name}" for name in sorted(all_here - all_saved))
+    difference.extra.extend(f"{key}: {name}" for name in sorted(all_saved - all_here))
+    if all_saved == all_here:
+        sizes = f"{[len(each) for each in saved]} in the checkpoint, {[len(each) for each in here]} here"
+        difference.unlike.append(f"parameter groups of {key} (members: {sizes})")
+    return order, difference
+
+
+def apply_optimizer(
+    optimizer: Optimizer, plain: Mapping[str, Any], tensors: Mapping[str, Tensor], *, order: list[int], key: str,
+    names: Mapping[int, str],
+) -> None:  # fmt: skip
+    """Put a saved state into an optimizer, fresh or not, exactly: no cast, nothing dropped."""
+    packed = optimizer.state_dict()
+    state: dict[int, dict[str, Any]] = {}
+    by_name: dict[str, dict[str, Any]] = {}
+    for live, group, at in zip(optimizer.param_groups, packed["param_groups"], order, strict=True):
+        settings = plain["groups"][at]["settings"]
+        group.update({name: decode(value, tensors=tensors) for name, value in settings.items()})
+        for name, index in zip(_member_names(live["params"], key, names), group["params"], strict=True):
+            if name in plain["state"]:
+                by_name[name] = {each: decode(value, tensors=tensors) for each, value in plain["state"][name]}
+                state[index] = dict(by_name[name])
+    optimizer.load_state_dict({**packed, "state": state, "param_groups": packed["param_groups"]})
+    _undo_casts(optimizer, by_name, names)
+
+
+def _undo_casts(optimizer: Optimizer, by_name: Mapping[str, dict[str, Any]], names: Mapping[int, str]) -> None:
+    """load_state_dict casts moments to the parameter's dtype: float32 moments of a bfloat16 one would be lost."""
+    for parameter, entries in optimizer.state.items():
+        saved = by_name.get(names.get(id(parameter), ""), {})
+        for each, value in saved.items():
+            loaded = entries.get(each)
+            if isinstance(value, Tensor) and isinstance(loaded, Tensor) and loaded.dtype != value.dtype:
+                entries[each] = value.to(loaded.device)
+
+
+def _member_names(parameters: list[Tensor], key: str, names: Mapping[int, str]) -> list[str]:
+    unknown = [list(parameter.shape) for parameter in parameters if id(parameter) not in names]
+    if unknown:
+        raise CheckpointError(
+            f"the optimizer {key!r} holds {len(unknown)} parameters that no tracked module has (shapes {unknown[:4]}). "
+            "Track the module they belong to as well: state is stored by parameter name."
+        )
+    return [names[id(parameter)] for parameter in parameters]

@@ -1,0 +1,173 @@
+"""Restoring by all ranks together: rank 0 decides, everyone verifies, nothing is applied before all agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from elastic import events
+from elastic.checkpoint.layout import CommitRecord
+from elastic.checkpoint.manifest import Manifest
+from elastic.checkpoint.reading import read_foreign, read_iteration, read_manifest
+from elastic.checkpoint.restoring import Attempt, Plan, plan_restore
+from elastic.checkpoint.rng import apply_rng
+from elastic.checkpoint.root import RootIdentity
+from elastic.checkpoint.seams import Group, Settings
+from elastic.checkpoint.state import Captured, prepare
+from elastic.checkpoint.storage import Storage
+from elastic.errors import CheckpointDamaged, CheckpointError, ElasticError, NothingToRestore, RunMismatch, UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restored:
+    """Where the run stands after a restore. Without a restored position (`tier` "none", or weights only): all 0."""
+
+    iteration: int = 0
+    consumed_samples: int = 0
+    run_digest: int = 0
+    global_batch_size: int | None = None
+    """That of the saved run; None where no position was restored."""
+    world_size: int | None = None
+    seed: int | None = None
+    order_version: int | None = None
+    lineage: str = ""
+    tier: str = "none"
+    """Where the state came from: "disk", or "none" where the run begins."""
+    reason: str
+    own: bool = False
+    """Whether it came from this run's own save_path."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """The configuration of the run that saved it."""
+
+
+class Reader:
+    """One restore. Every rank makes one and calls `restore`."""
+
+    def __init__(
+        self, settings: Settings, identity: RootIdentity | None, *, group: Group, storage: Storage, emit: events.Emit
+    ) -> None:
+        self._settings = settings
+        self._identity = identity
+        self._group = group
+        self._storage = storage
+        self._emit = emit
+
+    def restore(self, tracked: Mapping[str, Any], *, record: Callable[[], CommitRecord | None] | None) -> Restored:
+        """Restore the first iteration that is whole on every rank. `record` is asked on rank 0 only.
+
+        Raises:
+            NothingToRestore, RunMismatch: see `plan_restore`; also when every candidate turned out damaged.
+            CheckpointError: it is whole but does not fit the tracked objects.
+        """
+        plan = self._plan(record)
+        for attempt in plan.passed:
+            self._reject(attempt, attempt.reason)
+        faults = []
+        for attempt in plan.attempts:
+            fault = self._try(attempt, plan, tracked)
+            if isinstance(fault, Restored):
+                return fault
+            self._reject(attempt, fault)
+            faults.append(f"iteration {attempt.iteration}: {fault}")
+        if faults:
+            raise NothingToRestore(
+                f"every iteration there is damaged. {'; '.join(faults)}. Bring the files back from a copy; to begin "
+                "a new run, use another checkpoint.save_path and an empty load_path."
+            )
+        return Restored(reason=plan.reason, lineage=self._lineage(""))
+
+    def _plan(self, record: Callable[[], CommitRecord | None] | None) -> Plan:
+        told: dict[str, Any] | None = None
+        if record is not None:
+            try:
+                plan = plan_restore(self._settings, identity=self._identity, record=record(), storage=self._storage)
+                told = {"plan": plan.to_plain()}
+            except ElasticError as error:
+                told = {"error": type(error).__name__, "text": str(error)}
+            except OSError as error:
+                told = {"error": "UsageError", "text": f"cannot look for checkpoints: {error}"}
+        told = self._group.broadcast(told)
+        assert told is not None
+        if "error" in told:
+            known = {each.__name__: each for each in (NothingToRestore, RunMismatch, UsageError)}
+            raise known.get(told["error"], CheckpointError)(told["text"])
+        return Plan.from_plain(told["plan"])
+
+    def _try(self, attempt: Attempt, plan: Plan, tracked: Mapping[str, Any]) -> Restored | str:
+        """Restore one candidate on all ranks, or say why it is damaged; nothing was changed then."""
+        apply, restored = None, None
+        vote: dict[str, str] = {}
+        try:
+            captured, manifest = self._read(attempt, plan)
+            apply = prepare(captured, tracked, weights_only=plan.weights_only)
+            restored = self._restored(attempt, plan, manifest)
+        except CheckpointDamaged as error:
+            vote = {"damaged": str(error)}
+        except Exception as error:  # noqa: BLE001 - because peers wait for this rank's vote, whatever went wrong
+            known = isinstance(error, CheckpointError)
+            vote = {"unfit": str(error) if known else f"{type(error).__name__}: {error}"}
+        votes = self._group.gather(vote)
+        verdict = self._group.broadcast(None if votes is None else _count(votes))
+        if "damaged" in verdict:
+            return str(verdict["damaged"])
+        if "unfit" in verdict:
+            raise CheckpointError(f"{attempt.directory} cannot be restored: {verdict['unfit']}")
+        assert apply is not None
+        assert restored is not None
+        apply()
+        if not plan.weights_only:
+            apply_rng(captured.opt, rank=self._group.rank)
+        return restored
+
+    def _read(self, attempt: Attempt, plan: Plan) -> tuple[Captured, Manifest | None]:
+        if attempt.manifest_digest is None:
+            if not plan.weights_only:
+                raise CheckpointError(
+                    "another system wrote it, and only its weights can be used here. Set checkpoint.no_load_optim: True"
+                )
+            return read_foreign(attempt.directory, storage=self._storage), None
+        manifest = read_manifest(attempt.directory, storage=self._storage, manifest_digest=attempt.manifest_digest)
+        if not manifest.has_optimizer and not plan.weights_only:
+            raise CheckpointError(
+                "it was saved with no_save_optim and holds weights only, so training cannot be continued from it. "
+                "Set checkpoint.load_path to it, no_load_optim: True and another save_path to start from its weights."
+            )
+        captured = read_iteration(attempt.directory, manifest, storage=self._storage, weights_only=plan.weights_only)
+        return captured, manifest
+
+    def _restored(self, attempt: Attempt, plan: Plan, manifest: Manifest | None) -> Restored:
+        reason = f"{attempt.directory}: {attempt.reason}"
+        if manifest is None or plan.weights_only:
+            reason += " (weights only: no_load_optim)"
+            return Restored(lineage=self._lineage(""), tier="disk", reason=reason)
+        return Restored(
+            iteration=manifest.iteration,
+            consumed_samples=manifest.consumed_samples,
+            run_digest=manifest.run_digest,
+            global_batch_size=manifest.global_batch_size,
+            world_size=manifest.world_size,
+            seed=manifest.seed,
+            order_version=manifest.order_version,
+            lineage=self._lineage(manifest.lineage),
+            tier="disk",
+            reason=reason,
+            own=plan.own,
+            settings=manifest.settings,
+        )
+
+    def _lineage(self, default: str) -> str:
+        return self._identity.lineage if self._identity is not None else default
+
+    def _reject(self, attempt: Attempt, fault: str) -> None:
+        if self._group.rank == 0:
+            self._emit(events.CheckpointRejected(iteration=attempt.iteration, reason=f"{attempt.directory}: {fault}"))
+
+
+def _count(votes: list[dict[str, str]]) -> dict[str, str]:
+    """One verdict of all votes: damage on any rank makes all fall back, before any misfit is looked at."""
+    for kind in ("damaged", "unfit"):
+        for rank, vote in enumerate(votes):
+            if kind in vote:
+                return {kind: vote[kind] if len(votes) == 1 else f"rank {rank}: {vote[kind]}"}
+    return {}

@@ -1,0 +1,147 @@
+"""Where a start restores from: one decision on rank 0, by metadata, told to all ranks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from elastic.checkpoint.layout import CommitRecord
+from elastic.checkpoint.policy import Candidate, Choice, Found, candidates
+from elastic.checkpoint.root import RootIdentity
+from elastic.checkpoint.seams import Settings
+from elastic.checkpoint.storage import Storage
+from elastic.checkpoint.survey import Survey, judge, survey
+from elastic.errors import NothingToRestore, RunMismatch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One directory to try, and why."""
+
+    directory: str
+    iteration: int
+    manifest_digest: str | None
+    """None where another system wrote it."""
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What to try, in order; nothing to try only where the run begins."""
+
+    attempts: tuple[Attempt, ...]
+    passed: tuple[Attempt, ...]
+    """Passed over before anything was read; `reason` is the fault."""
+    own: bool
+    """Whether it is this run's own save_path, and not load_path."""
+    weights_only: bool
+    reason: str
+
+    def to_plain(self) -> dict[str, Any]:
+        """JSON types only."""
+        return asdict(self)
+
+    @classmethod
+    def from_plain(cls, plain: dict[str, Any]) -> Plan:
+        """Read back what `to_plain` made."""
+        lists = {name: tuple(Attempt(**each) for each in plain[name]) for name in ("attempts", "passed")}
+        return cls(**(plain | lists))
+
+
+def plan_restore(
+    settings: Settings, *, identity: RootIdentity | None, record: CommitRecord | None, storage: Storage
+) -> Plan:
+    """Decide what this start restores: the run's own last state, else load_path, else nothing.
+
+    Raises:
+        NothingToRestore: something should be there and is not; never answered with random weights.
+        RunMismatch: the commit record is of another lineage than the root.
+    """
+    if identity is not None and (plan := _own(settings.save_path, identity, record, storage)) is not None:
+        return plan
+    if settings.load_path:
+        return _loaded(settings, storage)
+    return Plan(attempts=(), passed=(), own=True, weights_only=False, reason="the run begins: nothing was saved yet")
+
+
+def _own(root: str, identity: RootIdentity, record: CommitRecord | None, storage: Storage) -> Plan | None:
+    if record is not None and record.lineage != identity.lineage:
+        raise RunMismatch(
+            f"{root} is of lineage {identity.lineage}, but what this job committed last (iteration "
+            f"{record.iteration}) is of {record.lineage}: its files are elsewhere or gone. To continue it, set "
+            "checkpoint.save_path to where they are; to begin another run, use another --rdzv-id."
+        )
+    seen = survey(root, storage=storage)
+    # A directory whose manifest cannot be read may be ours: a run that may have state never begins anew.
+    ours = [each for each in seen.in_place if each.lineage in (identity.lineage, None)]
+    if record is None and not ours and seen.tracker.iteration is None:
+        return None
+    choice = candidates(record, tracker=seen.tracker.iteration, found=seen.found, lineage=identity.lineage)
+    if not choice.candidates:
+        committed = f"iteration {record.iteration} was committed" if record is not None else seen.tracker.reason
+        raise NothingToRestore(
+            f"{root}: {committed}, but nothing there can be restored{_faults(choice)}. Bring the files back; "
+            "or begin a new run with another checkpoint.save_path (and another --rdzv-id)."
+        )
+    return _plan(root, choice, own=True, weights_only=False, reason=seen.tracker.reason)
+
+
+def _loaded(settings: Settings, storage: Storage) -> Plan:
+    path = root = settings.load_path.rstrip("/") or "/"
+    hint = "Name a directory that holds iteration_* directories, or one of these."
+    if os.path.abspath(path) == os.path.abspath(settings.save_path or os.devnull):
+        hint = "Leave load_path empty: restarts restore from save_path by themselves."
+    if not storage.names(path):
+        raise NothingToRestore(f"checkpoint.load_path {path} does not exist or is empty. {hint}")
+    seen = survey(path, storage=storage)
+    if not seen.in_place:
+        # It may also be one iteration's directory, under whatever name.
+        root, place = os.path.split(path)
+        seen = Survey(tracker=seen.tracker, found=(judge(root, place, iteration=None, storage=storage),))
+    choice = candidates(None, tracker=seen.tracker.iteration, found=seen.found)
+    if not choice.candidates:
+        raise NothingToRestore(
+            f"checkpoint.load_path {path} holds nothing that can be restored{_faults(choice)}; "
+            f"{seen.tracker.reason}. {hint}"
+        )
+    return _plan(root, choice, own=False, weights_only=settings.no_load_optim, reason=seen.tracker.reason)
+
+
+def _plan(root: str, choice: Choice, *, own: bool, weights_only: bool, reason: str) -> Plan:
+    best = choice.candidates[0].found
+    better = [each for each in choice.passed if each.found.iteration >= best.iteration]
+    return Plan(
+        attempts=_attempts(root, choice.candidates),
+        passed=_attempts(root, better),
+        own=own,
+        weights_only=weights_only,
+        reason=reason,
+    )
+
+
+def _attempts(root: str, found: Sequence[Candidate]) -> tuple[Attempt, ...]:
+    return tuple(
+        Attempt(
+            directory=os.path.join(root, each.found.place),
+            iteration=each.found.iteration,
+            manifest_digest=each.found.manifest_digest,
+            reason=each.reason,
+        )
+        for each in found
+    )
+
+
+def _faults(choice: Choice) -> str:
+    faults = "; ".join(f"{each.found.place}: {each.reason}" for each in choice.passed[-4:])
+    return f" ({faults})" if faults else ""
+
+
+def newer_than(seen: Survey, *, iteration: int, lineage: str) -> tuple[Found, ...]:
+    """Complete iterations of ours beyond the one restored: states that led nowhere, to be set aside."""
+    return tuple(
+        each
+        for each in seen.in_place
+        if each.iteration > iteration and each.lineage == lineage and each.problem is None
+    )

@@ -1,0 +1,51 @@
+"""Random number generators of one rank <-> tensors, named `rng.<rank>.<kind>`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+PREFIX = "rng."
+
+
+def capture_rng(rank: int) -> dict[str, Tensor]:
+    """The state of every generator in use in this process: torch, CUDA, numpy, random."""
+    states = {"torch": torch.get_rng_state()}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        states["cuda"] = torch.cuda.get_rng_state()
+    if (numpy := sys.modules.get("numpy")) is not None:
+        kind, keys, at, has_gauss, gauss = numpy.random.get_state()
+        states["numpy"] = _to_tensor([kind, keys.tolist(), at, has_gauss, gauss])
+    if (random := sys.modules.get("random")) is not None:
+        states["random"] = _to_tensor(random.getstate())
+    return {f"{PREFIX}{rank}.{kind}": state for kind, state in states.items()}
+
+
+def apply_rng(tensors: Mapping[str, Tensor], *, rank: int) -> bool:
+    """Put back what was captured for this rank; False where there is nothing for it (the world was smaller)."""
+    head = f"{PREFIX}{rank}."
+    states = {name.removeprefix(head): state for name, state in tensors.items() if name.startswith(head)}
+    if "torch" in states:
+        torch.set_rng_state(states["torch"])
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])
+    if "numpy" in states and (numpy := sys.modules.get("numpy")) is not None:
+        kind, keys, at, has_gauss, gauss = _from_tensor(states["numpy"])
+        numpy.random.set_state((kind, keys, at, has_gauss, gauss))
+    if "random" in states and (random := sys.modules.get("random")) is not None:
+        version, keys, gauss = _from_tensor(states["random"])
+        random.setstate((version, tuple(keys), gauss))
+    return bool(states)
+
+
+def _to_tensor(state: Any) -> Tensor:
+    return torch.frombuffer(bytearray(json.dumps(state).encode()), dtype=torch.uint8)
+
+
+def _from_tensor(tensor: Tensor) -> Any:
+    return json.loads(bytes(tensor.tolist()))

@@ -1,0 +1,112 @@
+"""Whose root this is: the identity file that ties a save_path to one run."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+from elastic.checkpoint.layout import IDENTITY, MAX_SMALL_BYTES, load_json, parse_iteration_dir, take
+from elastic.checkpoint.storage import PosixStorage, Storage
+from elastic.errors import RunMismatch, UsageError
+
+_UNNAMED = (None, "", "none")
+"""What torchrun's job id is when nobody gave one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RootIdentity:
+    """The run that a root belongs to."""
+
+    job_id: str
+    lineage: str
+
+
+def claim(
+    root: str,
+    *,
+    job_id: str | None,
+    storage: Storage | None = None,
+    nonce: Callable[[], str] = lambda: secrets.token_hex(8),
+) -> RootIdentity:
+    """Make the root this job's, or find that it is already. Processes that ask at once get the same answer.
+
+    A job id of None, "" or "none" takes over the stored one, or a new random one where there is none.
+
+    Raises:
+        UsageError: the root cannot be made or written, or its identity file cannot be read.
+        RunMismatch: the root belongs to another run.
+    """
+    storage = storage or PosixStorage()
+    if not root:
+        raise UsageError("checkpoint.save_path is empty: name a directory, or set enable_save: False")
+    _prepare(root, storage)
+    path = os.path.join(root, IDENTITY)
+    if storage.size_bytes(path) is None:
+        _refuse_foreign(root, storage)
+        fresh = RootIdentity(job_id=nonce() if job_id in _UNNAMED else str(job_id), lineage=nonce())
+        try:
+            storage.create(path, json.dumps(asdict(fresh), indent=1).encode())
+        except OSError as error:
+            raise _not_writable(root, str(error)) from error
+    stored = _read(path, storage)  # what stands there counts, whoever was first
+    if job_id not in _UNNAMED and stored.job_id != job_id:
+        raise RunMismatch(
+            f"{root} belongs to the run {stored.job_id!r}, and this one is {job_id!r}. "
+            f"To continue that run, start with --rdzv-id={stored.job_id}; "
+            "to begin another one, choose another checkpoint.save_path."
+        )
+    return stored
+
+
+def write_problem(root: str, *, access: Callable[[str, int], bool] = os.access) -> str | None:
+    """Why nothing can be written under an existing root, without writing to find out; None if it can."""
+    if not os.path.isdir(root):
+        return "it is not a directory"
+    if not access(root, os.W_OK | os.X_OK):
+        return "it is not writable by this user"
+    return None
+
+
+def _prepare(root: str, storage: Storage) -> None:
+    try:
+        storage.make_dir(root)
+    except OSError as error:
+        raise UsageError(
+            f"checkpoint.save_path {root} cannot be created: {error.strerror or error}. "
+            "Name a directory that this user may create, or one that is there and writable."
+        ) from error
+    if (problem := write_problem(root)) is not None:
+        raise _not_writable(root, problem)
+
+
+def _not_writable(root: str, problem: str) -> UsageError:
+    return UsageError(
+        f"checkpoint.save_path {root} cannot be written: {problem}. "
+        "Give this user write permission and room there, or choose another checkpoint.save_path."
+    )
+
+
+def _refuse_foreign(root: str, storage: Storage) -> None:
+    iterations = [name for name in storage.names(root) if parse_iteration_dir(name) is not None]
+    if iterations:
+        raise RunMismatch(
+            f"{root} holds iterations ({iterations[-1]}) but no {IDENTITY}: another run wrote them. "
+            "To start from them, set checkpoint.load_path to it and checkpoint.save_path to another directory; "
+            "otherwise move them away first."
+        )
+
+
+def _read(path: str, storage: Storage) -> RootIdentity:
+    try:
+        plain = load_json(storage.read(path), what=IDENTITY, limit_bytes=MAX_SMALL_BYTES)
+        return RootIdentity(
+            job_id=take(plain, "job_id", str, what=IDENTITY), lineage=take(plain, "lineage", str, what=IDENTITY)
+        )
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"{path} cannot be read: {error}. It says which run the directory belongs to; job_id and lineage also "
+            f"stand in the elastic.json of each iteration: write them back, or choose another checkpoint.save_path."
+        ) from error

@@ -1,0 +1,117 @@
+"""What the checkpoint package is given from outside: the group of ranks, the committer, the settings."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from elastic.checkpoint.layout import LOCK, CommitRecord
+from elastic.errors import UsageError
+
+
+class Settings(Protocol):
+    """The checkpoint section of the configuration, in the seed's names."""
+
+    @property
+    def enable_save(self) -> bool: ...
+    @property
+    def save_path(self) -> str: ...
+    @property
+    def save_interleaved_steps(self) -> int: ...
+    @property
+    def no_save_optim(self) -> bool: ...
+    @property
+    def save_max(self) -> int: ...
+    @property
+    def load_path(self) -> str: ...
+    @property
+    def no_load_optim(self) -> bool: ...
+    @property
+    def load_balanced(self) -> bool: ...
+
+
+class Group(Protocol):
+    """The ranks of one generation, as far as small agreed messages go. Values are JSON types."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def gather(self, value: Any) -> list[Any] | None:
+        """Everyone's value, by rank, on rank 0; None elsewhere. Raises PeerLost."""
+        ...
+
+    def broadcast(self, value: Any) -> Any:
+        """Rank 0's value, everywhere; what others pass is ignored. Raises PeerLost."""
+        ...
+
+
+class AloneGroup:
+    """A world of one."""
+
+    rank = 0
+    size = 1
+
+    def gather(self, value: Any) -> list[Any] | None:
+        return [value]
+
+    def broadcast(self, value: Any) -> Any:
+        return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommitVerdict:
+    """Whether an iteration was committed. `stale`: refused because a newer generation exists."""
+
+    granted: bool
+    reason: str
+    stale: bool = False
+
+
+class Committer(Protocol):
+    """Who decides that an iteration counts. Only rank 0 asks."""
+
+    def record(self) -> CommitRecord | None:
+        """What was committed last; None where nothing was, or no record is kept."""
+        ...
+
+    def commit(self, record: CommitRecord) -> CommitVerdict:
+        """Make this the record, if our generation and lease hold. The verdict may be a refusal; it never raises."""
+        ...
+
+
+class LockCommitter:
+    """Without etcd: who holds the lock on the root commits, so there is no record. For rank 0 only."""
+
+    def __init__(self, root: str) -> None:
+        """Take the lock; it is held until `close` or the end of the process.
+
+        Raises:
+            UsageError: another process trains into this root.
+        """
+        path = os.path.join(root, LOCK)
+        self._file = open(path, "ab")  # noqa: SIM115 - held for the life of the process
+        # A forked data loader must not keep the lock when its parent is gone.
+        os.register_at_fork(after_in_child=self._file.close)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self._file.close()
+            raise UsageError(
+                f"{root} is in use: another process holds {path}. Wait until it has ended, stop it, "
+                "or choose another checkpoint.save_path."
+            ) from error
+
+    def record(self) -> CommitRecord | None:
+        return None
+
+    def commit(self, record: CommitRecord) -> CommitVerdict:
+        return CommitVerdict(granted=True, reason="this process holds the lock on the root")
+
+    def close(self) -> None:
+        """Give the lock back."""
+        self._file.close()

@@ -1,0 +1,165 @@
+"""Tensors <-> shard files: who writes what, and the bytes of a file. Tensors come back as they were, bit for bit."""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from elastic.checkpoint.layout import ShardKind, shard_name
+from elastic.checkpoint.metadata import TensorFacts
+from elastic.errors import CheckpointDamaged, CheckpointError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """A file that one rank writes."""
+
+    name: str
+    kind: ShardKind
+    tensors: Mapping[str, Tensor]
+
+
+def own_shards(
+    *, model: Mapping[str, Tensor], opt: Mapping[str, Tensor], own: Mapping[str, Tensor], rank: int, world_size: int,
+    prefix: str,
+) -> list[Shard]:  # fmt: skip
+    """The files of one rank: its part of the replicated `model` and `opt`, and its `own` state beside the latter.
+
+    Every rank must have own state, or none. A file is numbered among those of its kind that hold something.
+    """
+    replicated = {ShardKind.MODEL: model, ShardKind.OPT: opt}
+    sizes = {
+        f"{kind}/{name}": size_bytes(each) for kind, tensors in replicated.items() for name, each in tensors.items()
+    }
+    owners = assign(sizes, world_size=world_size)
+    shards = []
+    for kind, tensors in replicated.items():
+        holders = sorted({owners[f"{kind}/{name}"] for name in tensors})
+        mine = {name: each for name, each in tensors.items() if owners[f"{kind}/{name}"] == rank}
+        if kind is ShardKind.OPT and own:
+            holders = list(range(world_size))
+            mine |= own
+        if mine:
+            name = shard_name(kind, index=holders.index(rank), total=len(holders), prefix=prefix)
+            shards.append(Shard(name=name, kind=kind, tensors=mine))
+    return shards
+
+
+def assign(sizes_bytes: Mapping[str, int], *, world_size: int) -> dict[str, int]:
+    """Which rank writes which tensor of a replicated state: each one once, bytes balanced, same on every rank.
+
+    Largest first, each to the rank with least so far; with more ranks than tensors some get none.
+    """
+    loads = [(0, rank) for rank in range(world_size)]
+    owners: dict[str, int] = {}
+    for name in sorted(sizes_bytes, key=lambda each: (-sizes_bytes[each], each)):
+        load, rank = heapq.heappop(loads)
+        owners[name] = rank
+        # A tensor without elements still costs its entry, so that such ones spread too.
+        heapq.heappush(loads, (load + max(1, sizes_bytes[name]), rank))
+    return owners
+
+
+def size_bytes(tensor: Tensor) -> int:
+    """Bytes of a tensor's elements."""
+    return tensor.numel() * tensor.element_size()
+
+
+def describe(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """What a file cannot say of its tensors: complex128, and the strides of those that do not lie row by row."""
+    notes: dict[str, Any] = {}
+    for name, tensor in tensors.items():
+        note: dict[str, Any] = {}
+        if tensor.dtype == torch.complex128:
+            note["dtype"] = "complex128"
+        if not tensor.is_contiguous() and _is_dense(tensor):
+            note["strides"] = list(tensor.stride())
+        if note:
+            notes[name] = note
+    return notes
+
+
+def encode_shard(tensors: Mapping[str, Tensor]) -> tuple[bytes, list[TensorFacts]]:
+    """The bytes of a safetensors file, and what each tensor is in it.
+
+    Raises:
+        CheckpointError: a tensor that the format cannot hold.
+    """
+    stored: dict[str, Tensor] = {}
+    storages: set[int] = set()
+    for name, tensor in tensors.items():
+        plain = _storable(name, tensor)
+        at = plain.untyped_storage().data_ptr()
+        stored[name] = plain.clone() if at in storages else plain  # the format refuses shared memory
+        storages.add(at)
+    try:
+        data = safetensors.torch.save(stored, metadata={"format": "pt"})
+        return data, _facts(data)
+    except (ValueError, KeyError, RuntimeError, safetensors.SafetensorError) as error:
+        raise CheckpointError(f"a tensor cannot be stored as safetensors: {error}") from error
+
+
+def decode_shard(data: bytes, *, file_name: str) -> dict[str, Tensor]:
+    """The tensors of a file.
+
+    Raises:
+        CheckpointDamaged: not a safetensors file.
+    """
+    try:
+        return safetensors.torch.load(data)
+    except (ValueError, KeyError, TypeError, RuntimeError, safetensors.SafetensorError) as error:
+        raise CheckpointDamaged(f"{file_name} is not a readable safetensors file: {error}") from error
+
+
+def original_form(tensor: Tensor, note: Mapping[str, Any] | None) -> Tensor:
+    """Give a tensor read from a file the dtype and strides that `describe` noted."""
+    if not note:
+        return tensor
+    if note.get("dtype") == "complex128":
+        tensor = torch.view_as_complex(tensor)
+    if (strides := note.get("strides")) is not None:
+        shaped = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype)
+        tensor = shaped.copy_(tensor)
+    return tensor
+
+
+def _storable(name: str, tensor: Tensor) -> Tensor:
+    if type(tensor).__module__.startswith("torch.distributed"):
+        raise CheckpointError(
+            f"{name} is a sharded tensor ({type(tensor).__name__}): only replicated state can be saved"
+        )
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        raise CheckpointError(f"{name} is a {tensor.layout} or quantized tensor: only dense ones can be saved")
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    if plain.dtype == torch.complex128:
+        plain = torch.view_as_real(plain)
+    return plain.to("cpu").contiguous()
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether the elements fill their memory without gap or overlap, in whatever order of dimensions."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
+
+
+def _facts(data: bytes) -> list[TensorFacts]:
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    return [
+        TensorFacts(name=name, dtype=entry["dtype"], shape=tuple(entry["shape"]))
+        for name, entry in header.items()
+        if name != "__metadata__"
+    ]

@@ -1,0 +1,213 @@
+"""Tracked objects <-> named tensors and JSON: take them all, put them all back, or say what does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from elastic.checkpoint import modules, optimizers
+from elastic.checkpoint.modules import Difference
+from elastic.checkpoint.shards import describe
+from elastic.checkpoint.values import decode, encode
+from elastic.errors import CheckpointError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Captured:
+    """A state. The tensors are the live ones: who wants to keep it past the next step copies them."""
+
+    model: dict[str, Tensor]
+    opt: dict[str, Tensor]
+    values: dict[str, Any]
+    """JSON: `objects` (by tracked name), `ties`, `tensors` (what a file cannot say of them)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sorted:
+    """Tracked objects by what they are, with the prefix that keeps the names of several apart."""
+
+    modules: dict[str, tuple[nn.Module, str]]
+    optimizers: dict[str, tuple[Optimizer, str]]
+    others: dict[str, Any]
+
+
+def capture(tracked: Mapping[str, Any], *, weights_only: bool = False) -> Captured:
+    """Take the state of everything tracked.
+
+    Raises:
+        CheckpointError: something that cannot be stored, with its place.
+    """
+    parts = _sort(tracked)
+    model: dict[str, Tensor] = {}
+    opt: dict[str, Tensor] = {}
+    ties: dict[str, str] = {}
+    objects: dict[str, Any] = {}
+
+    def keep(name: str, tensor: Tensor) -> str:
+        if name in opt:
+            raise CheckpointError(f"two states would both be stored as {name!r}: track them under other names")
+        opt[name] = tensor
+        return name
+
+    for key, (module, prefix) in parts.modules.items():
+        taken = modules.capture_module(module, prefix=prefix)
+        _merge(model, taken.tensors)
+        ties |= taken.ties
+        if not weights_only:
+            others = {name: encode(value, path=f"extra.{name}", sink=keep) for name, value in taken.others.items()}
+            objects[key] = {"kind": "module", "others": others}
+    if not weights_only:
+        names = _parameter_names(parts)
+        for key, (optimizer, prefix) in parts.optimizers.items():
+            state = optimizers.capture_optimizer(optimizer, key=key, names=names, prefix=prefix)
+            _merge(opt, state.tensors)
+            objects[key] = {"kind": "optimizer", **state.plain}
+        for key, other in parts.others.items():
+            objects[key] = {"kind": "other", "state": encode(other.state_dict(), path=f"extra.{key}", sink=keep)}
+    notes = describe(model) | describe(opt)
+    return Captured(model=model, opt=opt, values={"objects": objects, "ties": ties, "tensors": notes})
+
+
+def prepare(captured: Captured, tracked: Mapping[str, Any], *, weights_only: bool = False) -> Callable[[], None]:
+    """Check that a state fits the tracked objects; what is returned then puts it into them.
+
+    Nothing is changed before that call. `weights_only`: modules alone, and a floating dtype may differ.
+
+    Raises:
+        CheckpointError: names, shapes, groups or objects differ; the message lists them and says what to do.
+    """
+    parts = _sort(tracked)
+    ties: Mapping[str, str] = captured.values.get("ties", {})
+    objects: Mapping[str, Any] = captured.values.get("objects", {})
+    difference = Difference()
+    pairs: list[tuple[Tensor, Tensor]] = []
+    model_names = set(captured.model)
+    for module, prefix in parts.modules.values():
+        # Each module is shown its own names only, so that nothing of another one looks superfluous.
+        own = {name for name in model_names if _owner(name, parts) == prefix}
+        saved = {name: captured.model[name] for name in own}
+        found, unlike = modules.match_module(module, saved, ties, prefix=prefix, exact=not weights_only)
+        pairs += found
+        _extend(difference, unlike)
+    orders: dict[str, list[int]] = {}
+    if not weights_only:
+        _compare_objects(objects, parts, difference)
+        orders = _match_optimizers(objects, parts, difference)
+    if lines := difference.lines():
+        raise CheckpointError(
+            "the state in the checkpoint and the tracked objects differ. "
+            + "; ".join(lines)
+            + ". Build the same model, optimizer and schedule as when it was saved; to start a new run from its "
+            "weights, set checkpoint.load_path, no_load_optim: True and another save_path."
+        )
+
+    def apply() -> None:
+        for target, source in pairs:
+            modules.copy_into(target, source)
+        if not weights_only:
+            _apply_objects(captured, parts, orders)
+
+    return apply
+
+
+def _apply_objects(captured: Captured, parts: _Sorted, orders: Mapping[str, list[int]]) -> None:
+    objects = captured.values["objects"]
+    for key, (module, prefix) in parts.modules.items():
+        if others := objects[key]["others"]:
+            _apply_others(module, prefix, {name: decode(plain, tensors=captured.opt) for name, plain in others.items()})
+    names = _parameter_names(parts)
+    for key, (optimizer, _) in parts.optimizers.items():
+        optimizers.apply_optimizer(optimizer, objects[key], captured.opt, order=orders[key], key=key, names=names)
+    for key, other in parts.others.items():
+        other.load_state_dict(decode(objects[key]["state"], tensors=captured.opt))
+
+
+def _apply_others(module: nn.Module, prefix: str, others: Mapping[str, Any]) -> None:
+    """Give each submodule its extra state back, through the one door that it has."""
+    state = module.state_dict(keep_vars=True)
+    clean = modules.clean_names(state)
+    for name in state:
+        if (value := others.get(prefix + clean[name])) is not None:
+            owner = name.rpartition(".")[0]
+            module.get_submodule(owner).set_extra_state(value)
+
+
+def _compare_objects(objects: Mapping[str, Any], parts: _Sorted, difference: Difference) -> None:
+    kinds = (
+        dict.fromkeys(parts.modules, "module")
+        | dict.fromkeys(parts.optimizers, "optimizer")
+        | dict.fromkeys(parts.others, "other")
+    )
+    difference.missing += [f"tracked object {key}" for key in kinds if key not in objects]
+    difference.extra += [f"tracked object {key}" for key in objects if key not in kinds]
+    for key, kind in kinds.items():
+        if key in objects and objects[key].get("kind") != kind:
+            difference.unlike.append(
+                f"tracked object {key} ({objects[key].get('kind')} in the checkpoint, {kind} here)"
+            )
+
+
+def _match_optimizers(objects: Mapping[str, Any], parts: _Sorted, difference: Difference) -> dict[str, list[int]]:
+    names = _parameter_names(parts)
+    orders: dict[str, list[int]] = {}
+    for key, (optimizer, _) in parts.optimizers.items():
+        if objects.get(key, {}).get("kind") == "optimizer":
+            orders[key], unlike = optimizers.match_optimizer(optimizer, objects[key], key=key, names=names)
+            _extend(difference, unlike)
+    return orders
+
+
+def _sort(tracked: Mapping[str, Any]) -> _Sorted:
+    found: dict[str, dict[str, Any]] = {"modules": {}, "optimizers": {}, "others": {}}
+    for key, value in tracked.items():
+        if isinstance(value, nn.Module):
+            found["modules"][key] = value
+        elif isinstance(value, Optimizer):
+            found["optimizers"][key] = value
+        elif callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None)):
+            found["others"][key] = value
+        else:
+            raise CheckpointError(
+                f"{key!r} cannot be tracked: {type(value).__name__} has no state_dict and load_state_dict"
+            )
+    return _Sorted(
+        modules=_with_prefixes(found["modules"], plain="model"),
+        optimizers=_with_prefixes(found["optimizers"], plain="optimizer"),
+        others=found["others"],
+    )
+
+
+def _with_prefixes(found: dict[str, Any], *, plain: str) -> dict[str, tuple[Any, str]]:
+    """The only one of its kind, or the one of the usual name, keeps bare names; others get theirs in front."""
+    bare = next(iter(found)) if len(found) == 1 else plain
+    return {key: (value, "" if key == bare else f"{key}.") for key, value in found.items()}
+
+
+def _owner(name: str, parts: _Sorted) -> str:
+    prefixes = [prefix for _, prefix in parts.modules.values() if prefix and name.startswith(prefix)]
+    return max(prefixes, key=len, default="")
+
+
+def _parameter_names(parts: _Sorted) -> dict[int, str]:
+    names: dict[int, str] = {}
+    for module, prefix in parts.modules.values():
+        for name, value in modules.live_state(module, prefix=prefix).items():
+            if isinstance(value, Tensor):
+                names.setdefault(id(value), name)
+    return names
+
+
+def _merge(into: dict[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+    if double := into.keys() & tensors.keys():
+        raise CheckpointError(f"two states would both be stored as {min(double)!r}: track them under other names")
+    into.update(tensors)
+
+
+def _extend(into: Difference, other: Difference) -> None:
+    into.missing += other.missing
+    into.extra += other.extra
+    into.unlike += other.unlike

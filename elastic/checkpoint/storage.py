@@ -1,0 +1,184 @@
+"""Where bytes go: the Storage protocol, as few verbs as the commit needs, and the one for a POSIX file system.
+
+Paths are str, so that a URI stays what it is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import secrets
+import shutil
+import zlib
+from typing import Protocol
+
+from elastic.checkpoint.manifest import FileFacts
+
+_AT_FDCWD = -100
+_RENAME_NOREPLACE = 1
+_CHUNK_BYTES = 4 << 20
+_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+
+
+class Storage(Protocol):
+    """What a checkpoint needs of a file system. Every verb raises OSError where it fails."""
+
+    def make_dir(self, path: str) -> None:
+        """Create a directory and those above it; one that is there already is fine."""
+        ...
+
+    def names(self, path: str) -> list[str]:
+        """Names in a directory, sorted; none where there is no such directory."""
+        ...
+
+    def size_bytes(self, path: str) -> int | None:
+        """Length of a regular file; None where there is none."""
+        ...
+
+    def read(self, path: str) -> bytes:
+        """All bytes of a file."""
+        ...
+
+    def facts(self, path: str) -> FileFacts:
+        """Length and checksum of a file as it is now, without holding it in memory."""
+        ...
+
+    def write(self, path: str, data: bytes) -> None:
+        """Write a new file; when this returns its bytes are durable. Refuses to replace one."""
+        ...
+
+    def replace(self, path: str, data: bytes) -> None:
+        """Give a file new content at once: a reader sees the old or the new one. Durable on return."""
+        ...
+
+    def create(self, path: str, data: bytes) -> bool:
+        """Make a file with this content at once; False where it is there already. Durable on return."""
+        ...
+
+    def publish(self, source: str, target: str) -> None:
+        """Rename a directory. Refuses to replace: FileExistsError."""
+        ...
+
+    def sync_dir(self, path: str) -> None:
+        """Make the names in a directory durable."""
+        ...
+
+    def remove_tree(self, path: str) -> None:
+        """Delete a directory with all that is in it; one that is not there is fine."""
+        ...
+
+
+class PosixStorage:
+    """A local or network file system."""
+
+    def make_dir(self, path: str) -> None:
+        os.makedirs(path, exist_ok=True)
+
+    def names(self, path: str) -> list[str]:
+        try:
+            return sorted(os.listdir(path))
+        except FileNotFoundError:
+            return []
+
+    def size_bytes(self, path: str) -> int | None:
+        return os.path.getsize(path) if os.path.isfile(path) else None
+
+    def read(self, path: str) -> bytes:
+        with open(path, "rb") as file:
+            return file.read()
+
+    def facts(self, path: str) -> FileFacts:
+        size_bytes = crc32 = 0
+        with open(path, "rb", buffering=0) as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                size_bytes += len(chunk)
+                crc32 = zlib.crc32(chunk, crc32)
+        return FileFacts(size_bytes=size_bytes, crc32=crc32)
+
+    def write(self, path: str, data: bytes) -> None:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(fd, view) :]
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def replace(self, path: str, data: bytes) -> None:
+        temp = _beside(path)
+        try:
+            self.write(temp, data)
+            os.replace(temp, path)
+        except OSError:
+            _unlink(temp)
+            raise
+        self.sync_dir(os.path.dirname(path))
+
+    def create(self, path: str, data: bytes) -> bool:
+        temp = _beside(path)
+        try:
+            self.write(temp, data)
+            try:
+                os.link(temp, path)
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                self.write(path, data)  # no hard links here: exclusive, though not at once
+        except FileExistsError:
+            return False
+        finally:
+            _unlink(temp)
+        self.sync_dir(os.path.dirname(path))
+        return True
+
+    def publish(self, source: str, target: str) -> None:
+        if not _rename_noreplace(source, target):
+            # POSIX lets a directory replace only an empty one, which holds nothing that could be lost.
+            try:
+                os.rename(source, target)
+            except OSError as error:
+                if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                    raise FileExistsError(errno.EEXIST, "refusing to replace", target) from error
+                raise
+
+    def sync_dir(self, path: str) -> None:
+        fd = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def remove_tree(self, path: str) -> None:
+        try:
+            shutil.rmtree(path)
+        except FileNotFoundError:
+            return
+
+
+def _beside(path: str) -> str:
+    head, name = os.path.split(path)
+    return os.path.join(head, f".{name}.{secrets.token_hex(6)}")
+
+
+def _unlink(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError:
+        return  # a leftover of a few bytes under a name of its own harms nobody
+
+
+def _rename_noreplace(source: str, target: str) -> bool:
+    """Rename in one step that cannot replace; False where the system or the file system has no such call."""
+    try:
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError):
+        return False
+    code = renameat2(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), _RENAME_NOREPLACE)
+    if code == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.ENOSYS, errno.EINVAL):
+        return False
+    raise OSError(number, os.strerror(number), source, None, target)

@@ -1,0 +1,67 @@
+"""Ranks of one world as threads, for code that only gathers and broadcasts small values."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from elastic.errors import PeerLost
+
+_LIMIT_S = 30.0
+
+
+class _Board:
+    def __init__(self, size: int) -> None:
+        self.barrier = threading.Barrier(size)
+        self.slots: list[Any] = [None] * size
+
+
+class ThreadGroup:
+    """The Group of one thread. Values cross as JSON, as they would between processes."""
+
+    def __init__(self, rank: int, board: _Board) -> None:
+        self.rank = rank
+        self.size = len(board.slots)
+        self._board = board
+
+    def gather(self, value: Any) -> list[Any] | None:
+        everyone = self._exchange(value)
+        return everyone if self.rank == 0 else None
+
+    def broadcast(self, value: Any) -> Any:
+        return self._exchange(value)[0]
+
+    def _exchange(self, value: Any) -> list[Any]:
+        try:
+            self._board.slots[self.rank] = json.dumps(value)
+            self._board.barrier.wait(_LIMIT_S)
+            everyone = [json.loads(each) for each in self._board.slots]
+            self._board.barrier.wait(_LIMIT_S)
+        except threading.BrokenBarrierError as error:
+            raise PeerLost("a rank of the test is gone") from error
+        return everyone
+
+
+def run_ranks(size: int, work: Callable[[ThreadGroup], Any]) -> list[Any]:
+    """Run `work` once for each rank; its results by rank. The first exception that is no PeerLost is raised."""
+    board = _Board(size)
+    results: list[Any] = [None] * size
+    errors: list[BaseException] = []
+
+    def one(rank: int) -> None:
+        try:
+            results[rank] = work(ThreadGroup(rank, board))
+        except BaseException as error:  # noqa: BLE001 - because it is raised again in the test's own thread
+            errors.append(error)
+            board.barrier.abort()
+
+    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(_LIMIT_S)
+    if errors:
+        raise next((error for error in errors if not isinstance(error, PeerLost)), errors[0])
+    return results
