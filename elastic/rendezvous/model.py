@@ -20,8 +20,9 @@ _Made = TypeVar("_Made")
 
 
 class MemberState(enum.StrEnum):
-    """What an agent asks for."""
+    """What an agent asks for. IDLE: nothing yet."""
 
+    IDLE = "idle"
     JOINING = "joining"
     LEAVING = "leaving"
     DONE = "done"
@@ -93,6 +94,7 @@ class Seat:
     agent: str
     node: str
     address: str
+    probe_port: int
     slots: int
     group_rank: int
     base_rank: int

@@ -41,6 +41,7 @@ def _number(members: Iterable[Member]) -> tuple[Seat, ...]:
                 agent=member.agent,
                 node=member.node,
                 address=member.address,
+                probe_port=member.probe_port,
                 slots=member.slots,
                 group_rank=group_rank,
                 base_rank=base_rank,

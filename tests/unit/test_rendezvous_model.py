@@ -39,7 +39,7 @@ MEMBER = Member(
 WORLD = World(
     generation=4,
     phase=Phase.CLOSED,
-    seats=(Seat(agent="ab12", node="node1", address="::1", slots=2, group_rank=0, base_rank=0),),
+    seats=(Seat(agent="ab12", node="node1", address="::1", probe_port=9, slots=2, group_rank=0, base_rank=0),),
     store_address="::1",
     store_port=5,
     cause=Cause.NODE_LOST,
