@@ -1,0 +1,365 @@
+"""Coordinator: one agent's part in the rendezvous. Joins generations, tells when one is over, guards commits.
+
+Its threads keep the lease (Registration), watch the world key, stand for leader (Election) and lead (Leader). The
+agent's own thread calls the methods here; only `start`, `join`, `commit` and `wait_closed` may take time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable
+
+from elastic.clock import SYSTEM_CLOCK, Clock
+from elastic.errors import ElasticError, Preempted, StoreError, StoreUnavailable
+from elastic.events import Cause, Emit, Event, Outcome
+from elastic.rendezvous.election import Election
+from elastic.rendezvous.errors import JobClosed
+from elastic.rendezvous.keys import Keys
+from elastic.rendezvous.kv import KeyValueStore, Put, Update, Watch, holds, present
+from elastic.rendezvous.leader import Leader
+from elastic.rendezvous.membership import (
+    AgentIdentity,
+    CommitVerdict,
+    HostedStore,
+    HostStore,
+    Membership,
+    NoStore,
+    Regroup,
+)
+from elastic.rendezvous.model import FailureReport, Member, MemberState, Phase, World, member_from_json, world_from_json
+from elastic.rendezvous.options import RendezvousOptions
+from elastic.rendezvous.probe import ProbeListener
+from elastic.rendezvous.registration import Registration
+
+_log = logging.getLogger(__name__)
+_POLL_S = 0.1
+_RETRY_S = 0.3
+_LONGEST_SUSPECT_S = 5.0
+
+
+def _ignore(event: Event) -> None:
+    """The default for `emit`."""
+
+
+def _nothing() -> None:
+    """The default for `on_change`."""
+
+
+class Coordinator:
+    """`on_change` is called from a watch's thread after the world changed, without locks; it must not block."""
+
+    def __init__(
+        self,
+        store: KeyValueStore,
+        *,
+        options: RendezvousOptions,
+        identity: AgentIdentity,
+        host_store: HostStore = NoStore,
+        clock: Clock = SYSTEM_CLOCK,
+        on_change: Callable[[], None] = _nothing,
+        emit: Emit = _ignore,
+    ) -> None:
+        self.options, self.identity = options, identity
+        self._store, self._clock = store, clock
+        self._keys = Keys.of(prefix=options.prefix, job_id=options.job_id)
+        self._host_store, self._on_change = host_store, on_change
+        self._probes = ProbeListener(identity.agent, address=identity.address)
+        self._registration = Registration(
+            store,
+            keys=self._keys,
+            member=_member_of(identity, probe_port=self._probes.port),
+            ttl_s=options.ttl_s,
+            clock=clock,
+            on_registered=self._registered,
+        )
+        self._leader = Leader(store, keys=self._keys, limits=options.limits, clock=clock, emit=emit)
+        self._election = Election(store, keys=self._keys, agent=identity.agent, lead=self._leader.lead)
+        self._watch: Watch | None = None
+        self._changed = threading.Condition()
+        self._world: World | None = None
+        self._world_known = False
+        self._unreadable: StoreError | None = None
+        self._generation = 0
+        self._seen_closed = 0
+        self._next_store: HostedStore | None = None
+        self._current_store: HostedStore | None = None
+
+    @property
+    def generation(self) -> int:
+        """The generation that this agent joined last; 0 before the first."""
+        return self._generation
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this agent leads, as far as it knows."""
+        return self._election.is_leader
+
+    @property
+    def lease_valid_until_s(self) -> float:
+        """Until when the lease holds for certain, on this coordinator's clock."""
+        return self._registration.valid_until_s
+
+    def start(self) -> None:
+        """Register this agent: it is alive, and asks for nothing yet.
+
+        Raises:
+            StoreUnavailable: no endpoint answered within connect_timeout_s.
+            StoreRefused: wrong credentials.
+        """
+        self._probes.start()
+        try:
+            self._connect()
+            self._watch = self._store.watch(self._keys.world, on_update=self._on_world, on_break=self._on_break)
+            self._election.start()
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self, *, revoke: bool = True) -> None:
+        """End all threads and take this agent out of the job; without `revoke` its keys stay until the lease ends."""
+        self._leader.stop()
+        self._election.stop()
+        if self._watch is not None:
+            self._watch.cancel()
+        self._registration.stop(revoke=revoke)
+        self._probes.stop()
+        for hosted in (self._next_store, self._current_store):
+            if hosted is not None:
+                hosted.close()
+        self._next_store = self._current_store = None
+
+    def join(
+        self,
+        report: FailureReport | None = None,
+        *,
+        timeout_s: float | None = None,
+        interrupted: Callable[[], bool] = lambda: False,
+    ) -> Membership:
+        """Ask for a generation newer than the last one joined, and wait for it. The workers must have ended that one.
+
+        `report`: why they did; None in a planned round. A spare waits for as long as the job runs without it.
+
+        Raises:
+            JobClosed: the job is over. Preempted: too few nodes came within `timeout_s` (default join_timeout_s), or
+            `interrupted` said so. StoreUnavailable: the store did not answer for that long.
+        """
+        started_s = self._clock.monotonic_s()
+        if self._next_store is None:
+            self._next_store = self._host_store(self.identity.address)
+        self._registration.publish(
+            state=MemberState.JOINING,
+            ended_generation=self._generation,
+            last_generation=self._generation,
+            report=report,
+            store_port=self._next_store.port,
+        )
+        world = self._await_seat(
+            limit_s=self.options.join_timeout_s if timeout_s is None else timeout_s,
+            interrupted=interrupted,
+            suspect_s=0.0 if report is not None else self.options.suspect_s,
+        )
+        return self._enter(world, seconds=self._clock.monotonic_s() - started_s)
+
+    def regroup(self) -> Regroup | None:
+        """Whether this agent's generation is over, and why. Never blocks, never raises."""
+        world, generation = self._world, self._generation
+        if not generation or not self._world_known:
+            return None
+        if world is None:
+            reason = "the store has lost this job's world"
+            return Regroup(cause=Cause.NODE_LOST, planned=False, reason=reason, generation=generation)
+        closed = world.phase is Phase.CLOSED
+        if world.generation != generation:
+            reason = f"generation {world.generation} was formed without this agent: {world.reason}"
+            return Regroup(
+                cause=world.cause,
+                planned=False,
+                reason=reason,
+                generation=world.generation,
+                left_out=True,
+                closed=closed,
+            )
+        if world.phase is Phase.FORMED:
+            return None
+        return Regroup(
+            cause=world.cause, planned=world.planned, reason=world.reason, generation=generation, closed=closed
+        )
+
+    def done(self) -> None:
+        """This agent's workers ended well: the final state is durable."""
+        self._registration.publish(
+            state=MemberState.DONE, ended_generation=self._generation, last_generation=self._generation, report=None
+        )
+
+    def leave(self) -> None:
+        """This agent is going: the others get a planned round. Its workers take part in their last step as usual."""
+        self._registration.publish(state=MemberState.LEAVING)
+
+    def commit(self, value: str, *, timeout_s: float = 10.0) -> CommitVerdict:
+        """Write the commit record, if this agent's generation is the newest one and its member key is there."""
+        deadline_s = self._clock.monotonic_s() + timeout_s
+        generation = self._generation
+        conditions = [holds(self._keys.generation, str(generation)), present(self._keys.member(self.identity.agent))]
+        while True:
+            try:
+                written = self._store.transact(conditions, ops=[Put(self._keys.commit, value)])
+                if written.succeeded:
+                    return CommitVerdict(granted=True, reason=f"generation {generation} holds")
+                return CommitVerdict(granted=False, reason=self._why_refused(generation))
+            except StoreError as error:
+                if self._clock.monotonic_s() >= deadline_s:
+                    return CommitVerdict(granted=False, reason=f"the store did not confirm the commit: {error}")
+                self._clock.sleep(_RETRY_S)
+
+    def commit_record(self) -> str | None:
+        """The last commit record. Raises StoreUnavailable."""
+        entry = self._store.get(self._keys.commit)
+        return entry.value if entry else None
+
+    def members(self) -> tuple[Member, ...]:
+        """All live members, read from the store. Raises StoreUnavailable."""
+        return tuple(member_from_json(entry.value) for entry in self._store.range(self._keys.members).entries)
+
+    def world(self) -> World | None:
+        """The newest world known."""
+        return self._world
+
+    def wait_closed(self, timeout_s: float) -> JobClosed | None:
+        """How the job ended, as soon as it has; None after `timeout_s`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed() is not None, timeout=timeout_s)
+            return self._closed()
+
+    # -- below: parts of the above
+
+    def _connect(self) -> None:
+        deadline_s = self._clock.monotonic_s() + self.options.connect_timeout_s
+        while True:
+            try:
+                entry = self._store.get(self._keys.world)
+                world = world_from_json(entry.value) if entry else None
+                if world is not None and world.phase is Phase.CLOSED:
+                    self._seen_closed = world.generation
+                    self._registration.note(seen_closed=world.generation)
+                self._registration.start()
+                return
+            except StoreUnavailable:
+                if self._clock.monotonic_s() >= deadline_s:
+                    raise
+                self._clock.sleep(_RETRY_S)
+
+    def _await_seat(self, *, limit_s: float, interrupted: Callable[[], bool], suspect_s: float) -> World:
+        deadline_s = self._clock.monotonic_s() + limit_s
+        suspect_at_s = self._clock.monotonic_s() + suspect_s
+        pause_s = max(suspect_s, self.options.suspect_s)
+        while True:
+            with self._changed:
+                world = self._seated()
+                if world is not None:
+                    return world
+                self._changed.wait(_POLL_S if suspect_s else 0.0)
+            now_s = self._clock.monotonic_s()
+            if interrupted():
+                raise Preempted("asked to leave while waiting for a generation")
+            if self._world is not None and self._world.phase is Phase.FORMED:
+                deadline_s = now_s + limit_s
+            if now_s >= deadline_s:
+                raise self._timed_out(limit_s)
+            if now_s >= suspect_at_s:
+                self._election.suspect()
+                suspect_s, suspect_at_s = pause_s, now_s + pause_s
+                pause_s = min(2 * pause_s, _LONGEST_SUSPECT_S)
+
+    def _seated(self) -> World | None:
+        """The world that this agent waits for, if it is there. Raises JobClosed."""
+        if self._unreadable is not None:
+            raise self._unreadable
+        if (closed := self._closed()) is not None:
+            raise closed
+        world = self._world
+        if world is None or world.phase is not Phase.FORMED or world.generation <= self._generation:
+            return None
+        return world if world.seat_of(self.identity.agent) is not None else None
+
+    def _enter(self, world: World, *, seconds: float) -> Membership:
+        seat = world.seat_of(self.identity.agent)
+        assert seat is not None
+        self._generation = world.generation
+        self._registration.note(last_generation=world.generation, report=None)
+        if self._current_store is not None:
+            self._current_store.close()
+            self._current_store = None
+        if seat.group_rank == 0:
+            self._current_store, self._next_store = self._next_store, None
+        return Membership(
+            generation=world.generation,
+            world=world,
+            seat=seat,
+            store_address=world.store_address,
+            store_port=world.store_port,
+            seconds=seconds,
+            hosted=self._current_store,
+            leader=self.is_leader,
+        )
+
+    def _closed(self) -> JobClosed | None:
+        world = self._world
+        if world is None or world.phase is not Phase.CLOSED or world.generation <= self._seen_closed:
+            return None
+        outcome = world.outcome or Outcome.FAILED
+        return JobClosed(outcome=outcome, code=world.exit_code, reason=world.reason, text=world.text)
+
+    def _timed_out(self, limit_s: float) -> ElasticError:
+        if (trouble := self._registration.trouble) is not None:
+            return trouble
+        here = "too few"
+        with contextlib.suppress(StoreError):
+            here = str(len(self.members()))
+        return Preempted(
+            f"{here} of at least {self.options.min_nodes} nodes came within {limit_s:g} s; start the others, or allow "
+            "fewer with --nnodes=MIN:MAX"
+        )
+
+    def _why_refused(self, generation: int) -> str:
+        entry = self._store.get(self._keys.generation)
+        newest = entry.value if entry else "none"
+        if newest != str(generation):
+            return f"this agent belongs to generation {generation}, the newest is {newest}"
+        return f"the lease of this agent has ended in generation {generation}"
+
+    def _registered(self) -> None:
+        self._leader.reconsider()
+        self._election.stand_again()
+
+    def _on_world(self, update: Update) -> None:
+        with self._changed:
+            try:
+                self._world = world_from_json(update.entries[-1].value) if update.entries else None
+                self._unreadable = None
+            except StoreError as error:
+                self._unreadable = error
+            self._world_known = True
+            self._changed.notify_all()
+        self._leader.world_changed()
+        self._on_change()
+
+    def _on_break(self, reason: str) -> None:
+        _log.info("the watch of the world broke (%s); it mends itself", reason)
+
+
+def _member_of(identity: AgentIdentity, *, probe_port: int) -> Member:
+    return Member(
+        agent=identity.agent,
+        node=identity.node,
+        address=identity.address,
+        slots=identity.slots,
+        probe_port=probe_port,
+        store_port=0,
+        lease=0,
+        state=MemberState.IDLE,
+        exporter=identity.exporter,
+        fingerprint=identity.fingerprint,
+        root_generation=identity.root_generation,
+    )

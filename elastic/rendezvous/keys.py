@@ -1,0 +1,50 @@
+"""Keys: the names under which a job's state is kept in the store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Names below `<prefix>/<job_id>/`. Member and candidate keys are leased; the others stay."""
+
+    root: str
+
+    @classmethod
+    def of(cls, *, prefix: str, job_id: str) -> Keys:
+        """The keys of one job; a slash in either part is kept."""
+        return cls(f"{prefix.rstrip('/')}/{job_id}")
+
+    @property
+    def world(self) -> str:
+        """The agreed membership: what everyone watches."""
+        return f"{self.root}/world"
+
+    @property
+    def generation(self) -> str:
+        """The number of the last generation formed, in decimal: what a commit is compared with."""
+        return f"{self.root}/generation"
+
+    @property
+    def commit(self) -> str:
+        """The last commit, opaque here."""
+        return f"{self.root}/commit"
+
+    @property
+    def members(self) -> str:
+        """Prefix of the member keys."""
+        return f"{self.root}/members/"
+
+    @property
+    def candidates(self) -> str:
+        """Prefix of the keys whose oldest holder leads."""
+        return f"{self.root}/election/"
+
+    def member(self, agent: str) -> str:
+        """The member key of an agent."""
+        return self.members + agent
+
+    def candidate(self, agent: str) -> str:
+        """The candidate key of an agent."""
+        return self.candidates + agent

@@ -1,0 +1,167 @@
+"""Leader: does what the machine decides, while this agent leads. It alone watches the members.
+
+Every write of the world compares the world key's revision and the leader's own candidate key, so that a leader that
+has been replaced without knowing it changes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+
+from elastic.clock import Clock
+from elastic.errors import StoreError
+from elastic.events import Emit, NodeLost
+from elastic.rendezvous.keys import Keys
+from elastic.rendezvous.kv import Entry, KeyValueStore, Op, Put, Update, created_at, modified_at
+from elastic.rendezvous.machine import decide
+from elastic.rendezvous.model import Member, World, member_from_json, world_from_json, world_to_json
+from elastic.rendezvous.probe import Target, probe_all
+from elastic.rendezvous.verdict import Close, Evict, Form, Open, Probe, Verdict, Wait
+from elastic.rendezvous.view import LeaderView, Limits, observe, roster, with_probes
+
+_log = logging.getLogger(__name__)
+# After an eviction the watch tells within milliseconds; asking again sooner would only ask the same.
+_EVICTED_S = 0.05
+
+
+class Leader:
+    """One agent's term after another. `lead` is run by the election's thread."""
+
+    def __init__(self, store: KeyValueStore, *, keys: Keys, limits: Limits, clock: Clock, emit: Emit) -> None:
+        self._store, self._keys, self._limits, self._clock = store, keys, limits, clock
+        self._emit = emit
+        self._wake = threading.Event()
+        self._stopping = False
+        self._reconsider = False
+        self._lock = threading.Lock()
+        self._entries: Mapping[str, Entry] | None = None
+        self._world_entry: Entry | None = None
+        self._world_changed = True
+        self._evicted: dict[str, str] = {}
+        self._said = ""
+
+    def stop(self) -> None:
+        """End the term; `lead` returns soon."""
+        self._stopping = True
+        self._wake.set()
+
+    def reconsider(self) -> None:
+        """This agent's candidate key was written anew: end the term and stand again."""
+        self._reconsider = True
+        self._wake.set()
+
+    def world_changed(self) -> None:
+        """The world key was written: look at it. Called from a watch."""
+        self._world_changed = True
+        self._wake.set()
+
+    def lead(self, own: Entry) -> None:
+        """Decide and do until somebody else leads. `own` is this agent's candidate key."""
+        self._entries = None
+        self._world_changed = True
+        self._reconsider = False
+        self._evicted.clear()
+        watch = self._store.watch(
+            self._keys.members, prefix=True, on_update=self._on_members, on_break=lambda _reason: None
+        )
+        try:
+            self._term(own)
+        finally:
+            watch.cancel()
+
+    def _term(self, own: Entry) -> None:
+        view = LeaderView(limits=self._limits)
+        while not (self._stopping or self._reconsider):
+            self._wake.clear()
+            if self._world_changed:
+                self._world_changed = False
+                self._world_entry = self._store.get(self._keys.world)
+            members = self._members()
+            if members is None:
+                self._wake.wait()
+                continue
+            now_s = self._clock.monotonic_s()
+            view = observe(view, world=self._world(), members=members, now_s=now_s)
+            verdict = decide(view, now_s=now_s)
+            self._say(verdict)
+            match verdict:
+                case Wait(until_s=until_s):
+                    self._wake.wait(None if until_s is None else max(0.0, until_s - now_s))
+                case Probe(agents=agents):
+                    results = probe_all(self._targets(agents, view=view))
+                    view = with_probes(view, results=results, now_s=self._clock.monotonic_s())
+                case _:
+                    if not self._do(verdict, own=own, view=view):
+                        return
+
+    def _do(self, verdict: Evict | Open | Form | Close, *, own: Entry, view: LeaderView) -> bool:
+        """Do what changes the store; False where somebody else leads by now."""
+        if isinstance(verdict, Evict):
+            if not self._leads(own):
+                return False
+            for agent in verdict.agents:
+                self._evicted[agent] = verdict.reason
+                self._store.revoke(view.members[agent].lease)
+            self._wake.wait(_EVICTED_S)
+            return True
+        ops: list[Op] = [Put(self._keys.world, world_to_json(verdict.world))]
+        if isinstance(verdict, Form):
+            ops.append(Put(self._keys.generation, str(verdict.world.generation)))
+        revision = self._world_entry.mod_revision if self._world_entry else 0
+        done = self._store.transact(
+            [modified_at(self._keys.world, revision), created_at(own.key, own.create_revision)], ops=ops
+        )
+        if not done.succeeded:
+            self._world_changed = True
+            return self._leads(own)
+        if isinstance(verdict, Form):
+            self._tell_losses(view, formed=verdict.world)
+        self._world_changed = True
+        return True
+
+    def _leads(self, own: Entry) -> bool:
+        return self._store.transact([created_at(own.key, own.create_revision)], ops=[]).succeeded
+
+    def _tell_losses(self, view: LeaderView, *, formed: World) -> None:
+        for seat in roster(view).gone:
+            reason = self._evicted.pop(seat.agent, "its lease ended")
+            self._emit(NodeLost(lost=seat.node, reason=f"{reason}; generation {formed.generation} goes on without it"))
+
+    def _say(self, verdict: Verdict) -> None:
+        """Log a decision, once for as long as its reason stays the same."""
+        said = f"{type(verdict).__name__.lower()}: {verdict.reason}"
+        if said != self._said:
+            self._said = said
+            _log.info("leader: %s", said)
+
+    def _on_members(self, update: Update) -> None:
+        with self._lock:
+            self._entries = update.applied_to(self._entries or {})
+        self._wake.set()
+
+    def _members(self) -> dict[str, Member] | None:
+        with self._lock:
+            entries = self._entries
+        if entries is None:
+            return None
+        members: dict[str, Member] = {}
+        for key, entry in entries.items():
+            try:
+                members[key.removeprefix(self._keys.members)] = member_from_json(entry.value)
+            except StoreError as error:
+                _log.warning("%s is passed over: %s", key, error)
+        return members
+
+    def _world(self) -> World | None:
+        return world_from_json(self._world_entry.value) if self._world_entry else None
+
+    def _targets(self, agents: Sequence[str], *, view: LeaderView) -> dict[str, Target]:
+        """Where to probe; a member without a key is known by its seat."""
+        places: dict[str, Target] = {}
+        for agent in agents:
+            known = view.members.get(agent) or (view.world.seat_of(agent) if view.world else None)
+            if known is not None:
+                places[agent] = Target(address=known.address, port=known.probe_port)
+        return places

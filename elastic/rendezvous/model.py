@@ -1,0 +1,235 @@
+"""Model: what the keys of a job hold. Members, seats and the world as frozen values, and their JSON.
+
+Pure: no I/O, no torch. A reader ignores fields that it does not know, so that versions may differ by one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from elastic.errors import StoreError
+from elastic.events import Cause, Outcome
+
+_Made = TypeVar("_Made")
+
+
+class MemberState(enum.StrEnum):
+    """What an agent asks for. IDLE: nothing yet."""
+
+    IDLE = "idle"
+    JOINING = "joining"
+    LEAVING = "leaving"
+    DONE = "done"
+
+
+class Phase(enum.StrEnum):
+    """Where the world stands: agreed, being formed anew, or over."""
+
+    FORMED = "formed"
+    OPEN = "open"
+    CLOSED = "closed"
+
+
+class ProbeResult(enum.StrEnum):
+    """What became of asking an agent for its name."""
+
+    ALIVE = "alive"
+    REFUSED = "refused"
+    SILENT = "silent"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailureReport:
+    """Why an agent's workers ended, as the agent saw it.
+
+    `step` is the step reached, `committed_steps` how many the run committed since this agent started (0: none at all),
+    `signature` names the failure so that two can be compared, `text` is for people (a traceback).
+    """
+
+    cause: Cause
+    rank: int
+    step: int
+    signature: str
+    text: str = ""
+    exit_code: int | None = None
+    committed_steps: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """One agent's key: who it is, where it is reached, what it asks for.
+
+    `ended_generation` is the last generation that this agent is finished with (0: none). A JOINING member of the
+    present generation g with `ended_generation` < g has simply not written since: its workers are at work.
+    `seen_closed` is the generation that was over when this agent started: it begins the job anew.
+    """
+
+    agent: str
+    node: str
+    address: str
+    slots: int
+    probe_port: int
+    store_port: int
+    lease: int
+    state: MemberState = MemberState.JOINING
+    ended_generation: int = 0
+    last_generation: int = 0
+    root_generation: int = 0
+    seen_closed: int = 0
+    report: FailureReport | None = None
+    exporter: str = ""
+    fingerprint: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seat:
+    """A member's place in the world: its node rank and the first of its workers' ranks."""
+
+    agent: str
+    node: str
+    address: str
+    probe_port: int
+    slots: int
+    group_rank: int
+    base_rank: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """A failure that counts against the budget, and the generation that it ended."""
+
+    generation: int
+    agent: str
+    step: int
+    signature: str
+    committed_steps: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftOut:
+    """A member of a generation that came too late for the next; it asks again once it has ended that one."""
+
+    agent: str
+    generation: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """The agreed membership. Seats are in rank order; the store listens on the agent of seat 0.
+
+    An OPEN world is the generation that is being left; `planned` means that workers finish their step and save first,
+    and `leaving` names the agents that go.
+    """
+
+    generation: int
+    phase: Phase
+    seats: tuple[Seat, ...]
+    store_address: str
+    store_port: int
+    cause: Cause
+    reason: str
+    planned: bool = False
+    leaving: tuple[str, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    outcome: Outcome | None = None
+    exit_code: int = 0
+    text: str = ""
+
+    @property
+    def world_size(self) -> int:
+        """Number of workers."""
+        return sum(seat.slots for seat in self.seats)
+
+    def seat_of(self, agent: str) -> Seat | None:
+        """The agent's seat, or None where it has none."""
+        return next((seat for seat in self.seats if seat.agent == agent), None)
+
+
+def natural_key(text: str) -> tuple[Any, ...]:
+    """Sort key that puts node2 before node10."""
+    return tuple(int(part) if index % 2 else part for index, part in enumerate(re.split(r"([0-9]+)", text)))
+
+
+def seating_key(member: Member) -> tuple[Any, ...]:
+    """The order of newcomers: by node name, naturally; the agent's id breaks ties."""
+    return (natural_key(member.node), member.agent)
+
+
+def member_to_json(member: Member) -> str:
+    """The text of a member key."""
+    return _dump(dataclasses.asdict(member))
+
+
+def world_to_json(world: World) -> str:
+    """The text of the world key; `world_size` is there for people and status tools."""
+    return _dump(dataclasses.asdict(world) | {"world_size": world.world_size})
+
+
+def member_from_json(text: str) -> Member:
+    """Read a member key.
+
+    Raises:
+        StoreError: the text is not a member.
+    """
+    with _Reading("member", text):
+        raw = json.loads(text)
+        report = raw.pop("report", None)
+        return _make(Member, raw, state=MemberState(raw["state"]), report=_report(report) if report else None)
+
+
+def world_from_json(text: str) -> World:
+    """Read the world key.
+
+    Raises:
+        StoreError: the text is not a world.
+    """
+    with _Reading("world", text):
+        raw = json.loads(text)
+        return _make(
+            World,
+            raw,
+            phase=Phase(raw["phase"]),
+            cause=Cause(raw["cause"]),
+            outcome=Outcome(raw["outcome"]) if raw.get("outcome") else None,
+            seats=tuple(_make(Seat, item) for item in raw["seats"]),
+            failures=tuple(_make(Failure, item) for item in raw.get("failures", ())),
+            left_out=tuple(_make(LeftOut, item) for item in raw.get("left_out", ())),
+            leaving=tuple(raw.get("leaving", ())),
+        )
+
+
+def _report(raw: Mapping[str, Any]) -> FailureReport:
+    return _make(FailureReport, raw, cause=Cause(raw["cause"]))
+
+
+def _make(cls: type[_Made], raw: Mapping[str, Any], **converted: Any) -> _Made:
+    names = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]  # mypy cannot say: any dataclass
+    return cls(**({name: value for name, value in raw.items() if name in names} | converted))
+
+
+def _dump(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+class _Reading:
+    """Turns what goes wrong while reading foreign text into one error that says so."""
+
+    def __init__(self, what: str, text: str) -> None:
+        self._what, self._text = what, text
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, KeyError | TypeError | ValueError | AttributeError):
+            raise StoreError(
+                f"the {self._what} key holds {self._text[:120]!r}, which is not a {self._what} of this version "
+                f"({type(error).__name__}: {error}); another program may use the same prefix and job id"
+            ) from error

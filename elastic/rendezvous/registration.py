@@ -1,0 +1,152 @@
+"""Registration: this agent's lease and the two keys that live by it, kept in the store by a thread.
+
+If the lease ends (the store stood still, or somebody revoked it), the keys are written again under a new one; the
+candidate key is then the youngest, so that a leader that lost its lease leads no more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import threading
+from collections.abc import Callable
+
+from elastic.clock import Clock
+from elastic.errors import StoreError, StoreUnavailable
+from elastic.rendezvous.errors import LeaseEnded
+from elastic.rendezvous.keys import Keys
+from elastic.rendezvous.kv import KeyValueStore, Put
+from elastic.rendezvous.model import Member, member_to_json
+
+_log = logging.getLogger(__name__)
+_RETRY_S = 0.3
+
+
+class Registration:
+    """Holds what the member key should say and sees to it that it does. Safe to use from any thread."""
+
+    def __init__(
+        self,
+        store: KeyValueStore,
+        *,
+        keys: Keys,
+        member: Member,
+        ttl_s: int,
+        clock: Clock,
+        on_registered: Callable[[], None],
+    ) -> None:
+        self._store, self._keys, self._clock = store, keys, clock
+        self._ttl_s = ttl_s
+        self._on_registered = on_registered
+        self._member = member
+        self._written: Member | None = None
+        self._writing = threading.RLock()
+        self._wake = threading.Event()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="elastic-lease", daemon=True)
+        self.candidate_revision = 0
+        self.valid_until_s = 0.0
+        self.trouble: StoreUnavailable | None = None
+
+    @property
+    def member(self) -> Member:
+        """What the member key should say."""
+        return self._member
+
+    def start(self) -> None:
+        """Take a lease, write the keys, keep them.
+
+        Raises:
+            StoreUnavailable, StoreRefused: the store could not or would not.
+        """
+        with self._writing:
+            self._register()
+        self._thread.start()
+
+    def stop(self, *, revoke: bool) -> None:
+        """Keep the lease no more; revoke it, so that the keys are gone at once, or let it run out."""
+        self._stopping = True
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        if revoke and self._member.lease:
+            with contextlib.suppress(StoreError):
+                self._store.revoke(self._member.lease)
+
+    def note(self, **fields: object) -> None:
+        """Change what the key will say when it is next written."""
+        with self._writing:
+            self._member = dataclasses.replace(self._member, **fields)  # type: ignore[arg-type]  # names of Member
+
+    def publish(self, **fields: object) -> None:
+        """Change what the key says; if the store does not answer, the thread goes on trying."""
+        with self._writing:
+            self.note(**fields)
+            try:
+                self._write()
+            except StoreError as error:
+                self._note_trouble(error)
+                self._wake.set()
+
+    def _run(self) -> None:
+        pause_s = self._ttl_s / 3
+        while not self._stopping:
+            self._wake.wait(pause_s)
+            self._wake.clear()
+            if self._stopping:
+                return
+            try:
+                self._renew()
+                pause_s = self._ttl_s / 3
+            except StoreError as error:
+                self._note_trouble(error)
+                pause_s = _RETRY_S
+
+    def _renew(self) -> None:
+        sent_s = self._clock.monotonic_s()
+        lasts_s = self._store.keep_alive(self._member.lease)
+        with self._writing:
+            if self._stopping:
+                return
+            if lasts_s <= 0:
+                _log.warning("the lease of this agent has ended; its keys are written again")
+                self._register()
+                return
+            self.valid_until_s = sent_s + lasts_s
+            self.trouble = None
+            if self._written != self._member:
+                self._write()
+
+    def _write(self) -> None:
+        member = self._member
+        try:
+            self._store.put(self._keys.member(member.agent), member_to_json(member), lease=member.lease)
+        except LeaseEnded:
+            self._register()
+            return
+        self._written = member
+
+    def _register(self) -> None:
+        sent_s = self._clock.monotonic_s()
+        lease = self._store.grant(self._ttl_s)
+        member = dataclasses.replace(self._member, lease=lease)
+        candidate = self._keys.candidate(member.agent)
+        self._store.transact(
+            [],
+            ops=[
+                Put(self._keys.member(member.agent), member_to_json(member), lease),
+                Put(candidate, member.node, lease),
+            ],
+        )
+        entry = self._store.get(candidate)
+        self._member = self._written = member
+        self.candidate_revision = entry.create_revision if entry else 0
+        self.valid_until_s = sent_s + self._ttl_s
+        self.trouble = None
+        self._on_registered()
+
+    def _note_trouble(self, error: StoreError) -> None:
+        if self.trouble is None:
+            _log.warning("the lease of this agent could not be renewed: %s", error)
+        self.trouble = error if isinstance(error, StoreUnavailable) else StoreUnavailable(str(error))

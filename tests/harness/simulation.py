@@ -1,0 +1,116 @@
+"""A job's members and its leader in one thread: keys are a dict, time is a number, verdicts are done at once."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from elastic.events import Cause
+from elastic.rendezvous.machine import decide
+from elastic.rendezvous.model import FailureReport, Member, MemberState, Phase, ProbeResult, World
+from elastic.rendezvous.verdict import Close, Evict, Form, Open, Probe, Verdict, Wait
+from elastic.rendezvous.view import LeaderView, Limits, observe, with_probes
+
+# A verdict that is done at once is followed by another; more than this in a row is a loop.
+_MOST_VERDICTS = 12
+
+
+class Simulation:
+    """Feed it what happens; `settle` returns the verdicts up to the one that waits for something."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.now_s = 0.0
+        self.limits = limits
+        self.world: World | None = None
+        self.members: dict[str, Member] = {}
+        self.worlds: list[World] = []
+        self.asked: tuple[str, ...] = ()
+        self._view = LeaderView(limits=limits)
+
+    @property
+    def generation(self) -> int:
+        return self.world.generation if self.world else 0
+
+    def join(self, agent: str, *, node: str = "", slots: int = 1, root: int = 0, ended: int = 0) -> None:
+        closed = self.generation if self.world and self.world.phase is Phase.CLOSED else 0
+        self.members[agent] = Member(
+            agent=agent,
+            node=node or agent,
+            address="127.0.0.1",
+            slots=slots,
+            probe_port=1,
+            store_port=1000 + len(self.members),
+            lease=1,
+            ended_generation=ended,
+            last_generation=ended,
+            root_generation=root,
+            seen_closed=closed,
+        )
+
+    def back(self, agent: str, *, report: FailureReport | None = None) -> None:
+        """The agent has ended the last generation that it was a member of."""
+        last = max((w.generation for w in self.worlds if w.seat_of(agent)), default=self.generation)
+        self._change(agent, state=MemberState.JOINING, ended_generation=last, last_generation=last, report=report)
+
+    def lose(self, agent: str) -> None:
+        self.members.pop(agent, None)
+
+    def leave(self, agent: str) -> None:
+        self._change(agent, state=MemberState.LEAVING)
+
+    def done(self, agent: str) -> None:
+        self._change(agent, state=MemberState.DONE, ended_generation=self.generation, last_generation=self.generation)
+
+    def tick(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    def probe(self, agent: str, result: ProbeResult) -> None:
+        self._view = with_probes(self._view, results={agent: result}, now_s=self.now_s)
+        self.asked = tuple(name for name in self.asked if name != agent)
+
+    def change_leader(self) -> None:
+        self._view = LeaderView(limits=self.limits)
+        self.asked = ()
+
+    def wipe(self) -> None:
+        """The store lost everything; members write their keys again, as finished with what they had."""
+        self.world = None
+        self.change_leader()
+
+    def settle(self) -> list[Verdict]:
+        """Decide and do until nothing is left to do but wait or probe."""
+        verdicts: list[Verdict] = []
+        while len(verdicts) < _MOST_VERDICTS:
+            self._view = observe(self._view, world=self.world, members=self.members, now_s=self.now_s)
+            verdict = decide(self._view, now_s=self.now_s)
+            if isinstance(verdict, Probe) and verdict.agents == self.asked:
+                return verdicts
+            verdicts.append(verdict)
+            match verdict:
+                case Open(world=world) | Form(world=world) | Close(world=world):
+                    self.world = world
+                    self.worlds.append(world)
+                case Evict(agents=agents):
+                    for agent in agents:
+                        self.lose(agent)
+                case Probe(agents=agents):
+                    self.asked = agents
+                    return verdicts
+                case Wait():
+                    return verdicts
+        raise AssertionError(f"the leader does not come to rest: {verdicts[-4:]}")
+
+    def _change(self, agent: str, **fields: object) -> None:
+        self.members[agent] = dataclasses.replace(self.members[agent], **fields)
+
+
+def report_of(words: dict[str, str]) -> FailureReport:
+    """A report from the words of a transcript line: cause= step= signature= exit= committed=."""
+    return FailureReport(
+        cause=Cause(words.get("cause", "worker_exit")),
+        rank=int(words.get("rank", "0")),
+        step=int(words.get("step", "0")),
+        signature=words.get("signature", ""),
+        text="Traceback of " + words.get("signature", "nothing"),
+        exit_code=int(words["exit"]) if "exit" in words else None,
+        committed_steps=int(words.get("committed", "1")),
+    )
