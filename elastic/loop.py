@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from elastic.config.model import Settings
@@ -15,7 +17,7 @@ def run_job(job: Job, settings: Settings) -> None:
     Raises:
         SystemExit: with a documented exit code where the run does not reach its end here.
     """
-    overrides = {} if job.until is None else {"steps": job.until}
+    overrides: dict[str, Any] = {} if job.until is None else {"steps": job.until}
     with Session(settings=settings, **overrides) as run:
         model = run.parallelize(job.model(run.world))
         optimizer = job.optimizer(model)
@@ -28,7 +30,7 @@ def run_job(job: Job, settings: Settings) -> None:
                 if job.max_grad_norm is not None:
                     torch.nn.utils.clip_grad_norm_(model.parameters(), job.max_grad_norm)
                 if job.schedule is not None:
-                    factor = job.schedule(step.start)
+                    factor = job.schedule(step.stop)
                     for group, rate in zip(optimizer.param_groups, base_rates, strict=True):
                         group["lr"] = rate * factor
                 optimizer.step()

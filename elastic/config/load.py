@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import enum
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from elastic.config.yaml_file import FileSource, read_file
 from elastic.errors import ConfigError, Problem
 
 DEFAULT = "default"
+_IN_CODE = ("training", "data", "checkpoint")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +61,30 @@ def resolve(argv: Sequence[str], *, environ: Mapping[str, str], strict: bool = T
     return Resolved(settings=settings, origins=origins, rest=arguments.rest)
 
 
+def with_overrides(settings: Settings, overrides: Mapping[str, Any]) -> Settings:
+    """Settings changed by arguments in code, by the bare names of the sections training, data and checkpoint.
+
+    Raises:
+        ConfigError: names that are no setting of these sections, and values that do not fit, all at once.
+    """
+    problems: list[Problem] = []
+    changed: dict[str, dict[str, Any]] = {section: {} for section in _IN_CODE}
+    for name, value in overrides.items():
+        section = next((each for each in _IN_CODE if lookup(f"{each}.{name}") is not None), None)
+        spec = lookup(f"{section}.{name}")
+        checked = Wrong(what=_unknown_in_code(name)) if spec is None else check(value, spec)
+        if isinstance(checked, Wrong):
+            problems.append(Problem(f"argument {name}", checked.what))
+        elif section is not None:
+            changed[section][name] = checked
+    parts = {section: dataclasses.replace(getattr(settings, section), **values) for section, values in changed.items()}
+    merged = dataclasses.replace(settings, **parts)
+    problems.extend(conflict_problems(merged, dict.fromkeys(FIELDS, "arguments"), frozenset()))
+    if problems:
+        raise ConfigError(tuple(problems))
+    return merged
+
+
 def to_plain(settings: Settings) -> dict[str, dict[str, Any]]:
     """The settings as JSON-ready mappings, section by section; saved with each checkpoint."""
     return {
@@ -86,6 +112,12 @@ def from_plain(plain: Mapping[str, Any]) -> Settings:
     if problems:
         raise ConfigError(tuple(problems))
     return _settle(assignments)[0]
+
+
+def _unknown_in_code(name: str) -> str:
+    known = [item.name for section in _IN_CODE for item in dataclasses.fields(SECTIONS[section])]
+    near = difflib.get_close_matches(name, known, n=1)
+    return "is not a setting of training, data or checkpoint" + (f". Did you mean {near[0]!r}?" if near else "")
 
 
 def _settle(assignments: Iterable[Assignment]) -> tuple[Settings, dict[str, str]]:

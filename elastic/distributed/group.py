@@ -149,7 +149,7 @@ def join(world: World, *, environ: Mapping[str, str] = os.environ) -> Collective
         return Alone()
     hosted_here = world.rank == 0 and environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
     with peer_errors("the group of this generation formed"):
-        store = dist.TCPStore(
+        store = dist.TCPStore(  # type: ignore[attr-defined]
             environ["MASTER_ADDR"],
             int(environ["MASTER_PORT"]),
             world_size=world.size,
@@ -159,7 +159,9 @@ def join(world: World, *, environ: Mapping[str, str] = os.environ) -> Collective
         )
         dist.init_process_group(
             backend="gloo" if world.device == "cpu" else cuda.BACKEND,
-            store=dist.PrefixStore(f"generation-{world.generation}", store),
+            store=dist.PrefixStore(  # type: ignore[attr-defined]
+                f"generation-{world.generation}", store
+            ),
             rank=world.rank,
             world_size=world.size,
             timeout=datetime.timedelta(seconds=COLLECTIVE_TIMEOUT_S),

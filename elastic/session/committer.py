@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from elastic.checkpoint.layout import CommitRecord
-from elastic.checkpoint.seams import CommitVerdict
+from elastic.checkpoint.seams import Committer, CommitVerdict, LockCommitter
 from elastic.link import Link
 
 
@@ -24,3 +24,24 @@ class AgentCommitter:
         """Make an iteration the one that counts, if this generation still is the present one."""
         answer = self._link.ask("commit", value=json.dumps(record.to_plain(), sort_keys=True))
         return CommitVerdict(granted=answer.granted, reason=answer.reason)
+
+
+class Bystander:
+    """For ranks that never commit."""
+
+    def record(self) -> CommitRecord | None:
+        return None
+
+    def commit(self, record: CommitRecord) -> CommitVerdict:
+        return CommitVerdict(granted=False, reason="only rank 0 commits")
+
+
+def choose_committer(link: Link, *, rank: int, save_path: str) -> Committer:
+    """The agent where there is one of ours, else the lock on the root; nothing for ranks other than 0.
+
+    Raises:
+        UsageError: another process trains into this root.
+    """
+    if rank != 0:
+        return Bystander()
+    return AgentCommitter(link) if link.present else LockCommitter(save_path)

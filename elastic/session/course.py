@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch.utils.data import Dataset
-
-from elastic.checkpoint.manager import Restored, SaveMeta
+from elastic.checkpoint.manager import SaveMeta
+from elastic.checkpoint.reader import Restored
 from elastic.clock import Clock
 from elastic.config.load import to_plain
 from elastic.config.model import Settings
 from elastic.data.digest import chain
+from elastic.data.fetch import MapDataset
 from elastic.data.loader import ElasticLoader
 from elastic.distributed.group import Collectives
 from elastic.distributed.replicate import Replica
@@ -19,7 +19,7 @@ from elastic.errors import DataError
 from elastic.events import Emit, Notice, StepCommitted
 from elastic.plan.batch import BatchPlan
 from elastic.plan.order import ORDER_VERSION, Order, OrderKind
-from elastic.plan.progress import epoch_of, scale_by_global_batch
+from elastic.plan.progress import epoch_of, global_step_view, scale_by_global_batch
 from elastic.session.step import Step, StepParts
 from elastic.world import World
 
@@ -33,7 +33,7 @@ class Course:
         settings: Settings,
         world: World,
         restored: Restored,
-        dataset: Dataset[Any],
+        dataset: MapDataset,
         collate_fn: Callable[[list[Any]], Any] | None,
         emit: Emit,
         clock: Clock,
@@ -48,14 +48,15 @@ class Course:
         self._emit = emit
         self._clock = clock
         self._length = _length(dataset)
-        order = Order(self._length, seed=training.seed, kind=OrderKind(settings.data.order.value))
+        order = Order(length=self._length, seed=training.seed, kind=OrderKind(settings.data.order.value))
+        self._plan = BatchPlan(
+            global_batch_size=training.global_batch_size,
+            micro_batch_size=training.micro_batch_size,
+            total_samples=self._total_samples,
+        )
         self._loader = ElasticLoader(
             dataset,
-            plan=BatchPlan(
-                global_batch_size=training.global_batch_size,
-                micro_batch_size=training.micro_batch_size,
-                total_samples=self._total_samples,
-            ),
+            plan=self._plan,
             order=order,
             world_size=world.size,
             rank=world.rank,
@@ -74,7 +75,7 @@ class Course:
 
     def next_step(self, group: Collectives, replicas: tuple[Replica, ...], regroup_wanted: Callable[[], bool]) -> Step:
         """The step that starts where the last one ended."""
-        start, stop = self._loader.span()
+        start, stop = self._plan.span(self.consumed_samples)
         parts = StepParts(
             group=group,
             replicas=replicas,
@@ -116,14 +117,15 @@ class Course:
         return SaveMeta(
             iteration=self.iteration,
             consumed_samples=self.consumed_samples,
+            generation=self._world.generation,
             run_digest=self.run_digest,
             global_batch_size=training.global_batch_size,
-            world_size=self._world.size,
             seed=training.seed,
             order_version=ORDER_VERSION,
-            epoch=epoch,
-            epoch_samples=position,
             settings=to_plain(self._settings),
+            global_step=global_step_view(self.consumed_samples, training.global_batch_size),
+            epoch_num=epoch,
+            step_num=position // training.global_batch_size,
         )
 
     def _tell_scaling(self, restored: Restored) -> None:
@@ -150,9 +152,9 @@ def ranges(samples: Any) -> tuple[tuple[int, int], ...]:
     return tuple(pairs)
 
 
-def _length(dataset: Dataset[Any]) -> int:
+def _length(dataset: MapDataset) -> int:
     try:
-        length = len(dataset)  # type: ignore[arg-type]
+        length = len(dataset)
     except TypeError as error:
         raise DataError(
             f"{type(dataset).__name__} has no length; a map-style data set with __len__ and __getitem__ is needed"

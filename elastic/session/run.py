@@ -23,12 +23,10 @@ from typing import Any, Self
 
 import torch
 from torch import nn
-from torch.utils.data import Dataset
 
-from elastic.checkpoint.manager import CheckpointManager, Restored
+from elastic.checkpoint.manager import CheckpointManager
+from elastic.checkpoint.reader import Restored
 from elastic.checkpoint.root import claim
-from elastic.checkpoint.seams import Committer, LockCommitter
-from elastic.checkpoint.storage import PosixStorage
 from elastic.clock import SYSTEM_CLOCK, Clock
 from elastic.config.load import resolve, with_overrides
 from elastic.config.model import Settings
@@ -38,8 +36,7 @@ from elastic.errors import Regroup, UsageError
 from elastic.events import GroupReady, Notice, RunFinished
 from elastic.lifetime import die_with_agent
 from elastic.link import AgentLink, Link, NoLink
-from elastic.plan.batch import slot_count
-from elastic.session.committer import AgentCommitter
+from elastic.session.committer import choose_committer
 from elastic.session.course import Course
 from elastic.session.ending import end_worker
 from elastic.session.randomness import seed_everything
@@ -95,16 +92,14 @@ class Session:
             self._report(GroupReady(backend=backend, seconds=self._clock.monotonic_s() - began_s))
         identity = claim(save_path, job_id=world.job_id)
         self.world = world
-        committer: Committer = AgentCommitter(self._link) if self._link.present else LockCommitter(save_path)
+        self._committer = choose_committer(self._link, rank=world.rank, save_path=save_path)
         self._manager = CheckpointManager(
             self.settings.checkpoint,
             identity=identity,
             group=self._group,
-            committer=committer,
-            storage=PosixStorage(),
+            committer=self._committer,
             emit=self._report,
             clock=self._clock,
-            generation=world.generation,
         )
         seed_everything(self.settings.training.seed)
         return self
@@ -140,7 +135,7 @@ class Session:
 
     def steps(
         self,
-        dataset: Dataset[Any],
+        dataset: Any,
         *,
         collate_fn: Callable[[list[Any]], Any] | None = None,
     ) -> Iterator[Step]:
@@ -180,7 +175,7 @@ class Session:
 
     def _tell_restart(self, restored: Restored) -> None:
         training = self.settings.training
-        slots = slot_count(training.global_batch_size, training.micro_batch_size)
+        slots = -(-training.global_batch_size // training.micro_batch_size)
         if self.world.size > slots and self.world.rank == 0:
             self._report(
                 Notice(

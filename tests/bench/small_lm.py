@@ -53,6 +53,4 @@ def job(settings: Settings) -> Job:
         torch.manual_seed(0)
         return SmallLM()
 
-    return Job(
-        model=build, dataset=Bytes, loss=losses, optimizer=lambda m: torch.optim.AdamW(m.parameters(), lr=1e-3)
-    )
+    return Job(model=build, dataset=Bytes, loss=losses, optimizer=lambda m: torch.optim.AdamW(m.parameters(), lr=1e-3))

@@ -53,4 +53,6 @@ def always_fails(settings: Settings) -> Job:
     def broken(model: nn.Module, batch: Any) -> torch.Tensor:
         raise ZeroDivisionError("this job is broken on purpose")
 
-    return Job(model=build_model, dataset=build_dataset, loss=broken, optimizer=lambda m: torch.optim.SGD(m.parameters()))
+    return Job(
+        model=build_model, dataset=build_dataset, loss=broken, optimizer=lambda m: torch.optim.SGD(m.parameters())
+    )
