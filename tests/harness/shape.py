@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LAYERS = (  # Lowest first. A module may import its own layer and every one above it in this list.
-    {"errors", "world", "clock", "events", "failpoint", "config", "plan", "job", "link"},
+    {"errors", "world", "clock", "events", "failpoint", "config", "plan", "job", "link", "lifetime"},
     {"checkpoint", "data", "rendezvous", "metrics"},
     {"distributed", "session"},
     {"loop", "launch"},
-    {"worker", "cli", "demo", "__main__"},
+    {"worker", "cli", "local", "demo", "__main__"},
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 APART = LAYERS[1]
@@ -23,7 +23,7 @@ APART = LAYERS[1]
 
 IMPORTERS = {  # The only modules (or packages) that may import a library.
     "yaml": ("config.yaml_file",),
-    "prometheus_client": ("metrics",),
+    "prometheus_client": ("metrics", "local"),
     "etcd3": ("rendezvous.etcd",),
     "grpc": ("rendezvous.etcd",),
 }
