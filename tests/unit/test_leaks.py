@@ -41,8 +41,8 @@ def test_a_process(before):
 def test_an_orphan_in_a_session_of_its_own(before):
     script = (
         "import subprocess, sys\n"
-        "child = subprocess.Popen(sys.argv[1:], start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)\n"
-        "print(child.pid, flush=True)\n"
+        "streams = {'stdout': subprocess.DEVNULL, 'stderr': subprocess.DEVNULL}\n"
+        "print(subprocess.Popen(sys.argv[1:], start_new_session=True, **streams).pid, flush=True)\n"
     )
     out = subprocess.run([sys.executable, "-c", script, *SLEEP], capture_output=True, check=True, timeout=30)
     pid = int(out.stdout)

@@ -1,0 +1,39 @@
+# Everything happens in .venv; no root is needed. `make` lists the targets.
+
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+INSTALLED := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup test lint types clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(INSTALLED)  ## make .venv and install what the project needs (once, and when the pins change)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "make: Python 3.11 or newer is needed; found: $$($(PYTHON) --version 2>&1)." \
+	       "Name another one: make setup PYTHON=python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' || { \
+	  echo "make: Python's venv module is needed (Debian: apt-get install python3-venv)" >&2; exit 1; }
+	@echo "setting up $(VENV) (minutes the first time, since torch is large)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+test: setup  ## run all tests, lint and types included (ARGS: more arguments for pytest)
+	@$(PY) -m pytest $(ARGS)
+
+lint: setup  ## check style
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+
+types: setup  ## check types
+	@$(PY) -m mypy
+
+clean:  ## remove .venv and caches; never what you trained (output/)
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
