@@ -14,10 +14,11 @@ from collections.abc import Callable
 from elastic.clock import SYSTEM_CLOCK, Clock
 from elastic.errors import ElasticError, Preempted, StoreError, StoreUnavailable
 from elastic.events import Cause, Emit, Event, Outcome
+from elastic.rendezvous.commits import Commits
 from elastic.rendezvous.election import Election
 from elastic.rendezvous.errors import JobClosed
 from elastic.rendezvous.keys import Keys
-from elastic.rendezvous.kv import KeyValueStore, Put, Update, Watch, holds, present
+from elastic.rendezvous.kv import KeyValueStore, Update, Watch
 from elastic.rendezvous.leader import Leader
 from elastic.rendezvous.membership import (
     AgentIdentity,
@@ -76,6 +77,7 @@ class Coordinator:
         )
         self._leader = Leader(store, keys=self._keys, limits=options.limits, clock=clock, emit=emit)
         self._election = Election(store, keys=self._keys, agent=identity.agent, lead=self._leader.lead)
+        self._commits = Commits(store, keys=self._keys, agent=identity.agent, clock=clock)
         self._watch: Watch | None = None
         self._changed = threading.Condition()
         self._world: World | None = None
@@ -199,24 +201,11 @@ class Coordinator:
 
     def commit(self, value: str, *, timeout_s: float = 10.0) -> CommitVerdict:
         """Write the commit record, if this agent's generation is the newest one and its member key is there."""
-        deadline_s = self._clock.monotonic_s() + timeout_s
-        generation = self._generation
-        conditions = [holds(self._keys.generation, str(generation)), present(self._keys.member(self.identity.agent))]
-        while True:
-            try:
-                written = self._store.transact(conditions, ops=[Put(self._keys.commit, value)])
-                if written.succeeded:
-                    return CommitVerdict(granted=True, reason=f"generation {generation} holds")
-                return CommitVerdict(granted=False, reason=self._why_refused(generation))
-            except StoreError as error:
-                if self._clock.monotonic_s() >= deadline_s:
-                    return CommitVerdict(granted=False, reason=f"the store did not confirm the commit: {error}")
-                self._clock.sleep(_RETRY_S)
+        return self._commits.write(value, generation=self._generation, timeout_s=timeout_s)
 
     def commit_record(self) -> str | None:
         """The last commit record. Raises StoreUnavailable."""
-        entry = self._store.get(self._keys.commit)
-        return entry.value if entry else None
+        return self._commits.read()
 
     def members(self) -> tuple[Member, ...]:
         """All live members, read from the store. Raises StoreUnavailable."""
@@ -321,13 +310,6 @@ class Coordinator:
             f"{here} of at least {self.options.min_nodes} nodes came within {limit_s:g} s; start the others, or allow "
             "fewer with --nnodes=MIN:MAX"
         )
-
-    def _why_refused(self, generation: int) -> str:
-        entry = self._store.get(self._keys.generation)
-        newest = entry.value if entry else "none"
-        if newest != str(generation):
-            return f"this agent belongs to generation {generation}, the newest is {newest}"
-        return f"the lease of this agent has ended in generation {generation}"
 
     def _registered(self) -> None:
         self._leader.reconsider()

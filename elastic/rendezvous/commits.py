@@ -1,0 +1,50 @@
+"""Commits: the record of the last commit, written only by the newest generation's live members.
+
+A check before a write can be outrun by a process that was paused in between; a compare-and-set cannot.
+"""
+
+from __future__ import annotations
+
+from elastic.clock import Clock
+from elastic.errors import StoreError
+from elastic.rendezvous.keys import Keys
+from elastic.rendezvous.kv import KeyValueStore, Put, holds, present
+from elastic.rendezvous.membership import CommitVerdict
+
+_RETRY_S = 0.3
+
+
+class Commits:
+    """Writes and reads the commit key for one agent. What it holds is opaque here."""
+
+    def __init__(self, store: KeyValueStore, *, keys: Keys, agent: str, clock: Clock) -> None:
+        self._store, self._keys, self._agent, self._clock = store, keys, agent, clock
+
+    def write(self, value: str, *, generation: int, timeout_s: float) -> CommitVerdict:
+        """Write the record if `generation` is the newest one and the agent's member key is there.
+
+        Tried again while the store does not answer: the same record twice is the same record.
+        """
+        deadline_s = self._clock.monotonic_s() + timeout_s
+        conditions = [holds(self._keys.generation, str(generation)), present(self._keys.member(self._agent))]
+        while True:
+            try:
+                if self._store.transact(conditions, ops=[Put(self._keys.commit, value)]).succeeded:
+                    return CommitVerdict(granted=True, reason=f"generation {generation} holds")
+                return CommitVerdict(granted=False, reason=self._why_refused(generation))
+            except StoreError as error:
+                if self._clock.monotonic_s() >= deadline_s:
+                    return CommitVerdict(granted=False, reason=f"the store did not confirm the commit: {error}")
+                self._clock.sleep(_RETRY_S)
+
+    def read(self) -> str | None:
+        """The last record, None before the first. Raises StoreUnavailable."""
+        entry = self._store.get(self._keys.commit)
+        return entry.value if entry else None
+
+    def _why_refused(self, generation: int) -> str:
+        entry = self._store.get(self._keys.generation)
+        newest = entry.value if entry else "none"
+        if newest != str(generation):
+            return f"this agent belongs to generation {generation}, the newest is {newest}"
+        return f"the lease of this agent has ended in generation {generation}"

@@ -1,0 +1,96 @@
+"""Store on etcd v3: the key-value seam's verbs as etcd's requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from elastic.clock import SYSTEM_CLOCK, Clock
+from elastic.rendezvous.errors import LeaseEnded
+from elastic.rendezvous.etcd_link import EtcdLink
+from elastic.rendezvous.etcd_watch import EtcdWatch, entry_of
+from elastic.rendezvous.kv import Aspect, Compare, Entry, OnBreak, OnUpdate, Op, Put, Snapshot, Transacted
+from elastic.rendezvous.options import RendezvousOptions
+
+
+class EtcdStore:
+    """A KeyValueStore; several endpoints are members of one cluster. Connects with the first request."""
+
+    def __init__(self, options: RendezvousOptions, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._link = EtcdLink(options, clock=clock)
+        self._rpc = self._link.rpc
+
+    def grant(self, ttl_s: int) -> int:
+        lease: int = self._link.call("Lease", "LeaseGrant", self._rpc.LeaseGrantRequest(TTL=ttl_s)).ID
+        return lease
+
+    def keep_alive(self, lease: int) -> float:
+        answer = self._link.exchange("Lease", "LeaseKeepAlive", self._rpc.LeaseKeepAliveRequest(ID=lease))
+        return float(answer.TTL)
+
+    def revoke(self, lease: int) -> None:
+        # One transaction later the keys are gone for every reader; a lease that has ended is what was wanted.
+        try:
+            self._link.call("Lease", "LeaseRevoke", self._rpc.LeaseRevokeRequest(ID=lease))
+        except LeaseEnded:
+            return
+
+    def get(self, key: str) -> Entry | None:
+        entries = self._read(key.encode(), b"").entries
+        return entries[0] if entries else None
+
+    def range(self, prefix: str) -> Snapshot:
+        return self._read(prefix.encode(), _range_end(prefix))
+
+    def put(self, key: str, value: str, *, lease: int = 0) -> int:
+        request = self._rpc.PutRequest(key=key.encode(), value=value.encode(), lease=lease)
+        revision: int = self._link.call("KV", "Put", request).header.revision
+        return revision
+
+    def transact(self, compares: Sequence[Compare], *, ops: Sequence[Op]) -> Transacted:
+        request = self._rpc.TxnRequest(
+            compare=[self._compare(compare) for compare in compares], success=[self._op(op) for op in ops]
+        )
+        answer = self._link.call("KV", "Txn", request)
+        return Transacted(succeeded=answer.succeeded, revision=answer.header.revision)
+
+    def watch(self, key: str, *, prefix: bool = False, on_update: OnUpdate, on_break: OnBreak) -> EtcdWatch:
+        start, end = key.encode(), _range_end(key) if prefix else b""
+        return EtcdWatch(
+            self._link,
+            key=start,
+            range_end=end,
+            read=lambda: self._read(start, end),
+            on_update=on_update,
+            on_break=on_break,
+        )
+
+    def close(self) -> None:
+        self._link.close()
+
+    def _read(self, key: bytes, range_end: bytes) -> Snapshot:
+        answer = self._link.call("KV", "Range", self._rpc.RangeRequest(key=key, range_end=range_end))
+        return Snapshot(entries=tuple(entry_of(item) for item in answer.kvs), revision=answer.header.revision)
+
+    def _compare(self, compare: Compare) -> Any:
+        kind = self._rpc.Compare
+        key = compare.key.encode()
+        if compare.aspect is Aspect.PRESENT:
+            return kind(key=key, target=kind.CREATE, result=kind.GREATER, create_revision=0)
+        if compare.aspect is Aspect.CREATED:
+            return kind(key=key, target=kind.CREATE, result=kind.EQUAL, create_revision=compare.expected)
+        if compare.aspect is Aspect.MODIFIED:
+            return kind(key=key, target=kind.MOD, result=kind.EQUAL, mod_revision=compare.expected)
+        return kind(key=key, target=kind.VALUE, result=kind.EQUAL, value=str(compare.expected).encode())
+
+    def _op(self, op: Op) -> Any:
+        if isinstance(op, Put):
+            put = self._rpc.PutRequest(key=op.key.encode(), value=op.value.encode(), lease=op.lease)
+            return self._rpc.RequestOp(request_put=put)
+        return self._rpc.RequestOp(request_delete_range=self._rpc.DeleteRangeRequest(key=op.key.encode()))
+
+
+def _range_end(prefix: str) -> bytes:
+    """The first key after all that begin with the prefix."""
+    raw = prefix.encode().rstrip(b"\xff")
+    return raw[:-1] + bytes([raw[-1] + 1])
