@@ -144,3 +144,9 @@ def _names(directory: str, storage: Storage) -> list[str]:
 def _model_shards(names: list[str]) -> list[str]:
     shards = ((name, parse_shard_name(name)) for name in names)
     return [name for name, shard in shards if shard is not None and shard.kind is ShardKind.MODEL]
+
+
+def newest_generation(root: str, *, storage: Storage | None = None) -> int:
+    """The highest generation that wrote into a root; 0 where none did. What comes next must be above it."""
+    found = survey(root, storage=storage or PosixStorage()).found
+    return max((each.generation for each in found), default=0)

@@ -21,8 +21,9 @@ from elastic.errors import ElasticError, ExitCode
 from elastic.events import Cause, Fencing, JobEnded, Outcome, RoundOpened, WorkerLost, WorkerStarted
 from elastic.launch.exits import Ending, Verdict, WorkerExit, cause_of, describe, judge
 from elastic.launch.processes import WorkerProcesses
-from elastic.launch.stage import Stage
-from elastic.rendezvous.coordinator import JobClosed, Membership
+from elastic.launch.stage import Stage, StageParts
+from elastic.rendezvous.errors import JobClosed
+from elastic.rendezvous.membership import Membership
 from elastic.rendezvous.model import FailureReport
 from elastic.world import GENERATION
 
@@ -30,18 +31,21 @@ logger = logging.getLogger(__name__)
 
 SETTLE_S = 1.0
 """How long workers of a broken generation may take to end by themselves: enough to end a commit under way."""
+FINISH_S = 60.0
+"""How long a node that is done waits for the others: they end at the same step, but their last save may be slower."""
 PLANNED_S = 120.0
 """How long a planned regroup may take to reach a step boundary and save."""
 
 
 class Agent(LocalElasticAgent):
-    """Built by torchrun in place of its own agent class; `stage` holds what it works with."""
+    """Built by torchrun in place of its own agent class; `parts` say what it works with."""
 
-    def __init__(self, spec: WorkerSpec, *args: Any, stage: Stage, **kwargs: Any) -> None:
+    _stage: Stage
+
+    def __init__(self, spec: WorkerSpec, *args: Any, parts: StageParts, **kwargs: Any) -> None:
         super().__init__(spec, *args, **kwargs)
-        self._stage = stage
+        self._parts = parts
         self._workers: WorkerProcesses | None = None
-        self._leaving = False
         self._grace_s = float(kwargs.get("shutdown_timeout") or 30)
 
     def _invoke_run(self, role: str = "default") -> RunResult:
@@ -50,7 +54,11 @@ class Agent(LocalElasticAgent):
         Raises:
             SystemExit: with a documented exit code, where the job does not end in success.
         """
-        self._stage.start(slots=self._worker_group.spec.local_world_size)
+        try:
+            self._stage = Stage(self._parts, slots=self._worker_group.spec.local_world_size)
+        except ElasticError as error:
+            last_word(str(error))
+            raise SystemExit(int(error.exit_code)) from error
         try:
             return self._generations()
         except JobClosed as closed:
@@ -73,18 +81,23 @@ class Agent(LocalElasticAgent):
             verdict = self._live()
             logger.info("generation %d is over here: %s", membership.generation, verdict.reason)
             if verdict.ending is Ending.FINISHED:
-                self._stage.coordinator.done()
-                raise self._stage.coordinator.wait_closed()
+                self._finish()
             report = verdict.report
 
+    def _finish(self) -> NoReturn:
+        """This node is done; the others end at the same step. Raises JobClosed."""
+        self._stage.coordinator.done()
+        closed = self._stage.coordinator.wait_closed(FINISH_S)
+        raise closed or JobClosed(outcome=Outcome.SUCCEEDED, code=0, reason="done here; the others did not say so yet")
+
     def _start_generation(self, membership: Membership) -> None:
-        group = self._worker_group
+        group: Any = self._worker_group  # torch declares its fields None and fills them later
         group.workers = _workers_of(membership, group.spec)
-        group.store = membership.store
+        group.store = membership  # only to be there: the ranks were agreed through etcd
         group.group_rank = membership.seat.group_rank
         group.group_world_size = len(membership.world.seats)
-        group.master_addr = membership.world.store_address
-        group.master_port = membership.world.store_port
+        group.master_addr = membership.store_address
+        group.master_port = membership.store_port
         os.environ[GENERATION] = str(membership.generation)
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         self._stage.server.begin_generation()
@@ -177,8 +190,8 @@ class Agent(LocalElasticAgent):
 
     def _closed(self, closed: JobClosed) -> RunResult:
         if closed.outcome is not Outcome.SUCCEEDED:
-            self._end(closed.outcome, closed.exit_code, closed.text)
-        self._stage.observer.emit(JobEnded(outcome=Outcome.SUCCEEDED, exit_code=0, reason=closed.text))
+            self._end(closed.outcome, closed.code, f"{closed}\n{closed.text.rstrip()}".rstrip())
+        self._stage.observer.emit(JobEnded(outcome=Outcome.SUCCEEDED, exit_code=0, reason=closed.reason))
         values: dict[int, Any] = {worker.global_rank: None for worker in self._worker_group.workers}
         return RunResult(state=WorkerState.SUCCEEDED, return_values=values)
 
@@ -187,9 +200,13 @@ class Agent(LocalElasticAgent):
             self._stage.observer.emit(Fencing(what="agent", reason=text))
         self._stage.observer.emit(JobEnded(outcome=outcome, exit_code=int(exit_code), reason=text[:2000]))
         if exit_code != ExitCode.DONE:
-            # The last thing on the screen is what a person needs first.
-            print(text, file=sys.stderr, flush=True)  # noqa: T201
+            last_word(text)
         raise SystemExit(int(exit_code))
+
+
+def last_word(text: str) -> None:
+    """The last thing on the screen is what a person needs first."""
+    print(text, file=sys.stderr, flush=True)  # noqa: T201
 
 
 def _workers_of(membership: Membership, spec: WorkerSpec) -> list[Worker]:

@@ -71,38 +71,22 @@ def create(parameters: RendezvousParameters) -> RendezvousHandler:
 
 
 def _create(parameters: RendezvousParameters, *, argv: Sequence[str], environ: Mapping[str, str]) -> RendezvousHandler:
-    from elastic.rendezvous.assemble import assemble
-
     command = torchrun_command(argv)
     settings = resolve(command.arguments, environ=environ, strict=command.ours).settings
     _check_split(settings, min_workers=parameters.min_nodes)
     identity = claim(settings.checkpoint.save_path, job_id=parameters.run_id)
+    options = options_of(parameters, settings=settings, job_id=identity.job_id, environ=environ)
     node = environ.get(NODE) or socket.gethostname()
-    agent = uuid.uuid4().hex
-    wake = WakePipe()
-    handler = assemble(
-        parameters,
-        settings=settings,
-        job_id=identity.job_id,
-        node=node,
-        agent=agent,
-        environ=environ,
-        clock=SYSTEM_CLOCK,
-        on_change=wake.wake,
-    )
-    logger.info("job %s, node %s, etcd at %s", identity.job_id, node, handler.endpoint)
+    logger.info("job %s, node %s, etcd at %s", identity.job_id, node, ", ".join(options.endpoints))
     parts = StageParts(
         settings=settings,
-        coordinator=handler.coordinator,
-        wake=wake,
-        clock=SYSTEM_CLOCK,
-        job_id=identity.job_id,
+        options=options,
+        address=options.local_address or local_address(options.endpoints, timeout_s=options.connect_timeout_s),
         node=node,
-        agent=agent,
-        endpoint=handler.endpoint,
+        clock=SYSTEM_CLOCK,
     )
-    launcher.LocalElasticAgent = functools.partial(Agent, stage=Stage(parts))  # type: ignore[misc,assignment]
-    return handler
+    put_agent_in_place(functools.partial(Agent, parts=parts))
+    return AgentHandler(run_id=identity.job_id)
 
 
 def _check_split(settings: Settings, *, min_workers: int) -> None:

@@ -12,7 +12,6 @@ from elastic.events import (
     Direction,
     Event,
     EventFile,
-    NodeLost,
     Record,
     Recovered,
     Rescaled,
@@ -98,13 +97,10 @@ class Observer:
 
 
 def changes(previous: World, world: World) -> list[Event]:
-    """What became of the members between two generations."""
-    here = {seat.agent for seat in world.seats}
-    lost = [seat for seat in previous.seats if seat.agent not in here and seat.agent not in previous.leaving]
-    events: list[Event] = [NodeLost(lost=seat.node, reason=world.reason) for seat in lost]
-    before = {seat.agent for seat in previous.seats}
-    if before != here:
-        old, new = previous.world_size, world.world_size
-        direction = Direction.UP if new > old else Direction.DOWN if new < old else Direction.SAME
-        events.append(Rescaled(direction=direction, cause=world.cause, old_world_size=old, new_world_size=new))
-    return events
+    """How the membership differs between two generations."""
+    before, here = ({seat.agent for seat in each.seats} for each in (previous, world))
+    if before == here:
+        return []
+    old, new = previous.world_size, world.world_size
+    direction = Direction.UP if new > old else Direction.DOWN if new < old else Direction.SAME
+    return [Rescaled(direction=direction, cause=world.cause, old_world_size=old, new_world_size=new)]

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 import signal
 import threading
+import uuid
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+import torch
 from torch.distributed.elastic.multiprocessing import SignalException
 
 from elastic import __version__
+from elastic.checkpoint.survey import newest_generation
 from elastic.clock import Clock
 from elastic.config.model import Settings
 from elastic.events import AgentStarted, EventFile, WorldFormed
@@ -23,9 +28,13 @@ from elastic.lifetime import AGENT_PID
 from elastic.link import Answer, Failure
 from elastic.metrics.exporter import Exporter
 from elastic.metrics.fold import Metrics
-from elastic.rendezvous.coordinator import Coordinator, Membership
+from elastic.rendezvous.coordinator import Coordinator
+from elastic.rendezvous.etcd import EtcdStore
+from elastic.rendezvous.handler import ListeningStore
+from elastic.rendezvous.membership import AgentIdentity, Membership
 from elastic.rendezvous.model import FailureReport
 from elastic.rendezvous.model import World as Agreed
+from elastic.rendezvous.options import RendezvousOptions
 from elastic.world import AGENT_SOCKET, EVENTS_PATH, JOB_ID, NODE
 
 logger = logging.getLogger(__name__)
@@ -36,68 +45,72 @@ class StageParts:
     """What `entry` has worked out before there is an agent."""
 
     settings: Settings
-    coordinator: Coordinator
-    wake: WakePipe
-    clock: Clock
-    job_id: str
+    options: RendezvousOptions
+    address: str
+    """Where other nodes reach this one."""
     node: str
-    agent: str
-    endpoint: str
+    clock: Clock
 
 
 class Stage:
-    """The agent's surroundings. `start` before the first rendezvous, `stop` after the last worker."""
+    """The agent's surroundings: made before its first rendezvous, stopped after its last worker."""
 
-    def __init__(self, parts: StageParts) -> None:
+    def __init__(self, parts: StageParts, *, slots: int) -> None:
+        """Start threads and servers, and handle signals from here on (torchrun does so only once workers run).
+
+        Raises:
+            StoreError: etcd is not there, or refuses us.
+            UsageError: the exporter's address cannot be used.
+        """
         self._parts = parts
-        self.coordinator = parts.coordinator
-        self.wake = parts.wake
-        self.clock = parts.clock
+        self._agent = uuid.uuid4().hex
         self._told: dict[int, Failure] = {}
         self._lock = threading.Lock()
         self._previous: Agreed | None = None
         self._signalled = False
-
-    def start(self, *, slots: int) -> None:
-        """Start threads and servers, and handle signals from here on (torchrun does so only once workers run)."""
-        parts = self._parts
+        self.clock = parts.clock
         self._handle_signals()
-        metrics = Metrics(clock=self.clock)
-        events = Path(parts.settings.checkpoint.save_path) / "events" / f"{parts.node}-{parts.agent[:8]}.jsonl"
-        self._events = EventFile(events)
-        self.observer = Observer(
-            node=parts.node,
-            file=self._events,
-            metrics=metrics,
-            clock=self.clock,
-            is_leader=lambda: self.coordinator.is_leader,
-        )
-        self.server = WorkerServer(
-            Callbacks(event=self.observer.worker_said, failure=self._worker_failed, ask=self._answer)
-        )
-        exporter = self._start_exporter(metrics)
-        self._export_environ(events)
-        import torch
+        with ExitStack() as stack:
+            self._start(stack, slots=slots)
+            self._stack = stack.pop_all()
 
+    def stop(self) -> None:
+        """Leave nothing behind: no thread, no socket, no key."""
+        self._stack.close()
+
+    def _start(self, stack: ExitStack, *, slots: int) -> None:
+        parts = self._parts
+        self.wake = WakePipe()
+        stack.callback(self.wake.close)
+        metrics = Metrics(clock=self.clock)
+        save_path = Path(parts.settings.checkpoint.save_path).absolute()
+        path = save_path / "events" / f"{parts.node}-{self._agent[:8]}.jsonl"
+        file = EventFile(path)
+        stack.callback(file.close)
+        self.observer = Observer(
+            node=parts.node, file=file, metrics=metrics, clock=self.clock, is_leader=lambda: self.coordinator.is_leader
+        )
+        exporter = self._start_exporter(metrics, stack)
+        store = EtcdStore(parts.options, clock=self.clock)
+        stack.callback(store.close)
+        self.coordinator = self._coordinate(store, slots=slots, exporter=exporter)
         self.observer.emit(
             AgentStarted(
-                job_id=parts.job_id,
-                agent=parts.agent,
-                endpoint=parts.endpoint,
+                job_id=parts.options.job_id,
+                agent=self._agent,
+                endpoint=",".join(parts.options.endpoints),
                 exporter=exporter,
                 version=__version__,
                 torch_version=str(torch.__version__),
             )
         )
-        self.coordinator.start(slots=slots, exporter=exporter)
-
-    def stop(self) -> None:
-        """Leave nothing behind: no thread, no socket, no key."""
-        self.coordinator.stop()
-        self.server.stop()
-        if self._exporter is not None:
-            self._exporter.stop()
-        self._events.close()
+        self.server = WorkerServer(
+            Callbacks(event=self.observer.worker_said, failure=self._worker_failed, ask=self._answer)
+        )
+        stack.callback(self.server.stop)
+        self._export_environ(path)
+        self.coordinator.start()
+        stack.callback(self.coordinator.stop)
 
     def join(self, report: FailureReport | None) -> Membership:
         """Take part in the next generation. Raises JobClosed, Preempted, StoreError."""
@@ -145,12 +158,34 @@ class Stage:
             return Answer(granted=verdict.granted, reason=verdict.reason)
         return Answer(granted=False, reason=f"the agent does not know the request {what!r}; versions differ")
 
-    def _start_exporter(self, metrics: Metrics) -> str:
+    def _coordinate(self, store: EtcdStore, *, slots: int, exporter: str) -> Coordinator:
+        parts = self._parts
+        identity = AgentIdentity(
+            agent=self._agent,
+            node=parts.node,
+            address=parts.address,
+            slots=slots,
+            exporter=exporter,
+            fingerprint=f"elastic {__version__}, torch {torch.__version__}, python {platform.python_version()}",
+            root_generation=newest_generation(parts.settings.checkpoint.save_path),
+        )
+        return Coordinator(
+            store,
+            options=parts.options,
+            identity=identity,
+            host_store=ListeningStore,
+            clock=self.clock,
+            on_change=self.wake.wake,
+            emit=self.observer.emit,
+        )
+
+    def _start_exporter(self, metrics: Metrics, stack: ExitStack) -> str:
         wanted = self._parts.settings.metrics
-        self._exporter = Exporter(metrics, host=wanted.host, port=wanted.port) if wanted.enabled else None
-        if self._exporter is None:
+        if not wanted.enabled:
             return ""
-        address = self._exporter.start()
+        exporter = Exporter(metrics, host=wanted.host, port=wanted.port)
+        address = exporter.start()
+        stack.callback(exporter.stop)
         logger.info("metrics at http://%s/metrics", address)
         return address
 
@@ -159,7 +194,7 @@ class Stage:
         os.environ.update(
             {
                 NODE: self._parts.node,
-                JOB_ID: self._parts.job_id,
+                JOB_ID: self._parts.options.job_id,
                 AGENT_SOCKET: self.server.path,
                 EVENTS_PATH: str(events),
                 AGENT_PID: str(os.getpid()),

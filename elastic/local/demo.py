@@ -10,7 +10,6 @@ from pathlib import Path
 from statistics import fmean
 
 from elastic.clock import SYSTEM_CLOCK, Clock
-from elastic.config.load import read_saved_settings
 from elastic.data.audit import Account, account
 from elastic.errors import ElasticError
 from elastic.events import (
@@ -65,7 +64,7 @@ def run_demo(*, say: Say, directory: Path | None = None, clock: Clock = SYSTEM_C
     work = directory or Path(tempfile.mkdtemp(prefix="elastic-demo-"))
     work.mkdir(parents=True, exist_ok=True)
     say(f"everything of this run lies in {work}")
-    with EtcdServer(work / "etcd") as etcd:
+    with EtcdServer() as etcd:
         say(f"etcd {etcd.version()} at {etcd.endpoint}, API v2 disabled")
         spec = ClusterSpec(
             directory=work,
@@ -154,7 +153,7 @@ def _account(cluster: Cluster, recovered: Recovered, join_s: float, scraped: dic
         join_s=join_s,
         first_loss=fmean(ordered[:LOSS_STEPS]),
         last_loss=fmean(ordered[-LOSS_STEPS:]),
-        account=account(records, order=read_saved_settings(cluster.save_path)),
+        account=account(records, order=None),
         scraped=scraped,
     )
     _check(result, records)

