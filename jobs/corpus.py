@@ -114,9 +114,8 @@ def _python_files(directory: Path) -> Iterator[Path]:
 def _directory(root: Path) -> Iterator[bytes]:
     paths = sorted(path for path in root.rglob("*") if path.suffix in TEXT_SUFFIXES and path.is_file())
     if not paths:
-        raise DataError(
-            f"the directory {str(root)!r} holds no text: no {', '.join(sorted(TEXT_SUFFIXES))}, .jsonl file"
-        )
+        wanted = ", ".join(f"*{suffix}" for suffix in TEXT_SUFFIXES)
+        raise DataError(f"the directory {str(root)!r} holds no text to train on: no {wanted}")
     for path in paths:
         yield from _file(path)
 
