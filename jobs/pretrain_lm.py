@@ -14,7 +14,6 @@ from jobs.gpt import GPT, GPTConfig, adamw, loss_per_sample
 
 if TYPE_CHECKING:
     from elastic.config.model import Settings
-
     from elastic.world import World
 
 LEAST_LEARNING_RATE = 0.1
