@@ -108,6 +108,8 @@ class ElasticLoader:
             )
         _, self._position = self._plan.span(self._position)
         self._step = None
+        if self.finished:
+            self.close()
         return self._position
 
     def close(self) -> None:
