@@ -49,6 +49,7 @@ def claim(
         fresh = RootIdentity(job_id=nonce() if job_id in _UNNAMED else str(job_id), lineage=nonce())
         try:
             storage.create(path, json.dumps(asdict(fresh), indent=1).encode())
+            storage.sync_dir(os.path.dirname(os.path.abspath(root)))  # the root's own name is new, too
         except OSError as error:
             raise _not_writable(root, str(error)) from error
     stored = _read(path, storage)  # what stands there counts, whoever was first

@@ -85,11 +85,11 @@ def prepare(captured: Captured, tracked: Mapping[str, Any], *, weights_only: boo
     objects: Mapping[str, Any] = captured.values.get("objects", {})
     difference = Difference()
     pairs: list[tuple[Tensor, Tensor]] = []
-    model_names = set(captured.model)
+    prefixes = [prefix for _, prefix in parts.modules.values()]
+    difference.extra += [name for name in captured.model if _owner(name, prefixes) is None]
     for module, prefix in parts.modules.values():
         # Each module is shown its own names only, so that nothing of another one looks superfluous.
-        own = {name for name in model_names if _owner(name, parts) == prefix}
-        saved = {name: captured.model[name] for name in own}
+        saved = {name: tensor for name, tensor in captured.model.items() if _owner(name, prefixes) == prefix}
         found, unlike = modules.match_module(module, saved, ties, prefix=prefix, exact=not weights_only)
         pairs += found
         _extend(difference, unlike)
@@ -187,9 +187,9 @@ def _with_prefixes(found: dict[str, Any], *, plain: str) -> dict[str, tuple[Any,
     return {key: (value, "" if key == bare else f"{key}.") for key, value in found.items()}
 
 
-def _owner(name: str, parts: _Sorted) -> str:
-    prefixes = [prefix for _, prefix in parts.modules.values() if prefix and name.startswith(prefix)]
-    return max(prefixes, key=len, default="")
+def _owner(name: str, prefixes: list[str]) -> str | None:
+    """The longest prefix that the name begins with; None where it belongs to no tracked module."""
+    return max((prefix for prefix in prefixes if name.startswith(prefix)), key=len, default=None)
 
 
 def _parameter_names(parts: _Sorted) -> dict[int, str]:
