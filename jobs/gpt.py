@@ -16,9 +16,9 @@ class GPTConfig:
     """Sizes of a GPT. `width` is the size of the residual stream, a multiple of `heads`."""
 
     layers: int = 4
-    width: int = 160
-    heads: int = 5
-    context: int = 128
+    width: int = 192
+    heads: int = 6
+    context: int = 64
     dropout: float = 0.0
     vocabulary: int = BYTES
 

@@ -23,7 +23,7 @@ from elastic.checkpoint.layout import (
 from elastic.checkpoint.manifest import Manifest, digest
 from elastic.checkpoint.metadata import parse_metadata
 from elastic.checkpoint.policy import Found
-from elastic.checkpoint.storage import Storage
+from elastic.checkpoint.storage import PosixStorage, Storage
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from elastic.errors import ElasticError, ExitCode
 from elastic.events import Cause, Fencing, JobEnded, Outcome, RoundOpened, WorkerLost, WorkerStarted
 from elastic.launch.exits import Ending, Verdict, WorkerExit, cause_of, describe, judge
 from elastic.launch.processes import WorkerProcesses
-from elastic.launch.stage import Stage, StageParts
+from elastic.launch.stage import Stage
 from elastic.rendezvous.errors import JobClosed
 from elastic.rendezvous.membership import Membership
 from elastic.rendezvous.model import FailureReport
@@ -38,13 +38,11 @@ PLANNED_S = 120.0
 
 
 class Agent(LocalElasticAgent):
-    """Built by torchrun in place of its own agent class; `parts` say what it works with."""
+    """Built by torchrun in place of its own agent class; `stage` holds what it works with."""
 
-    _stage: Stage
-
-    def __init__(self, spec: WorkerSpec, *args: Any, parts: StageParts, **kwargs: Any) -> None:
+    def __init__(self, spec: WorkerSpec, *args: Any, stage: Stage, **kwargs: Any) -> None:
         super().__init__(spec, *args, **kwargs)
-        self._parts = parts
+        self._stage = stage
         self._workers: WorkerProcesses | None = None
         self._grace_s = float(kwargs.get("shutdown_timeout") or 30)
 
@@ -55,11 +53,7 @@ class Agent(LocalElasticAgent):
             SystemExit: with a documented exit code, where the job does not end in success.
         """
         try:
-            self._stage = Stage(self._parts, slots=self._worker_group.spec.local_world_size)
-        except ElasticError as error:
-            last_word(str(error))
-            raise SystemExit(int(error.exit_code)) from error
-        try:
+            self._stage.start(slots=self._worker_group.spec.local_world_size)
             return self._generations()
         except JobClosed as closed:
             return self._closed(closed)
@@ -88,7 +82,9 @@ class Agent(LocalElasticAgent):
         """This node is done; the others end at the same step. Raises JobClosed."""
         self._stage.coordinator.done()
         closed = self._stage.coordinator.wait_closed(FINISH_S)
-        raise closed or JobClosed(outcome=Outcome.SUCCEEDED, code=0, reason="done here; the others did not say so yet")
+        raise closed or JobClosed(
+            outcome=Outcome.SUCCEEDED, exit_code=0, reason="done here; the others did not say so yet"
+        )
 
     def _start_generation(self, membership: Membership) -> None:
         group: Any = self._worker_group  # torch declares its fields None and fills them later
@@ -190,7 +186,7 @@ class Agent(LocalElasticAgent):
 
     def _closed(self, closed: JobClosed) -> RunResult:
         if closed.outcome is not Outcome.SUCCEEDED:
-            self._end(closed.outcome, closed.code, f"{closed}\n{closed.text.rstrip()}".rstrip())
+            self._end(closed.outcome, closed.exit_code, f"{closed}\n{closed.text.rstrip()}".rstrip())
         self._stage.observer.emit(JobEnded(outcome=Outcome.SUCCEEDED, exit_code=0, reason=closed.reason))
         values: dict[int, Any] = {worker.global_rank: None for worker in self._worker_group.workers}
         return RunResult(state=WorkerState.SUCCEEDED, return_values=values)

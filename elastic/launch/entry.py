@@ -11,13 +11,11 @@ import logging
 import os
 import socket
 import sys
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousParameters
-from torch.distributed.launcher import api as launcher
 
 from elastic.checkpoint.root import claim
 from elastic.clock import SYSTEM_CLOCK
@@ -25,8 +23,8 @@ from elastic.config.load import resolve
 from elastic.config.model import Settings
 from elastic.errors import ElasticError, UsageError
 from elastic.launch.agent import Agent
-from elastic.launch.processes import WakePipe
-from elastic.launch.stage import Stage, StageParts
+from elastic.launch.stage import Stage
+from elastic.launch.torch_details import put_agent_in_place
 from elastic.world import NODE
 
 logger = logging.getLogger(__name__)
@@ -75,18 +73,17 @@ def _create(parameters: RendezvousParameters, *, argv: Sequence[str], environ: M
     settings = resolve(command.arguments, environ=environ, strict=command.ours).settings
     _check_split(settings, min_workers=parameters.min_nodes)
     identity = claim(settings.checkpoint.save_path, job_id=parameters.run_id)
-    options = options_of(parameters, settings=settings, job_id=identity.job_id, environ=environ)
-    node = environ.get(NODE) or socket.gethostname()
-    logger.info("job %s, node %s, etcd at %s", identity.job_id, node, ", ".join(options.endpoints))
-    parts = StageParts(
+    stage = Stage(
+        parameters,
         settings=settings,
-        options=options,
-        address=options.local_address or local_address(options.endpoints, timeout_s=options.connect_timeout_s),
-        node=node,
+        job_id=identity.job_id,
+        node=environ.get(NODE) or socket.gethostname(),
+        environ=environ,
         clock=SYSTEM_CLOCK,
     )
-    put_agent_in_place(functools.partial(Agent, parts=parts))
-    return AgentHandler(run_id=identity.job_id)
+    logger.info("job %s, etcd at %s", identity.job_id, stage.handler.endpoint)
+    put_agent_in_place(functools.partial(Agent, stage=stage))
+    return stage.handler
 
 
 def _check_split(settings: Settings, *, min_workers: int) -> None:

@@ -53,6 +53,10 @@ class Observer:
         with self._lock:
             return self._watch.committed_steps
 
+    def close(self) -> None:
+        """Close the event file; nothing may be emitted any more."""
+        self._file.close()
+
     def emit(self, event: Event) -> None:
         """An event of the agent itself."""
         record = Record(

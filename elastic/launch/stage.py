@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
-import platform
 import signal
 import threading
 import uuid
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
 import torch
 from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.rendezvous.api import RendezvousParameters
 
 from elastic import __version__
 from elastic.checkpoint.survey import newest_generation
@@ -28,77 +28,84 @@ from elastic.lifetime import AGENT_PID
 from elastic.link import Answer, Failure
 from elastic.metrics.exporter import Exporter
 from elastic.metrics.fold import Metrics
-from elastic.rendezvous.coordinator import Coordinator
-from elastic.rendezvous.etcd import EtcdStore
-from elastic.rendezvous.handler import ListeningStore
-from elastic.rendezvous.membership import AgentIdentity, Membership
+from elastic.rendezvous.assemble import assemble
+from elastic.rendezvous.membership import Membership
 from elastic.rendezvous.model import FailureReport
 from elastic.rendezvous.model import World as Agreed
-from elastic.rendezvous.options import RendezvousOptions
 from elastic.world import AGENT_SOCKET, EVENTS_PATH, JOB_ID, NODE
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
-class StageParts:
-    """What `entry` has worked out before there is an agent."""
-
-    settings: Settings
-    options: RendezvousOptions
-    address: str
-    """Where other nodes reach this one."""
-    node: str
-    clock: Clock
-
-
 class Stage:
-    """The agent's surroundings: made before its first rendezvous, stopped after its last worker."""
+    """The agent's surroundings. `start` before its first rendezvous, `stop` after its last worker."""
 
-    def __init__(self, parts: StageParts, *, slots: int) -> None:
+    def __init__(
+        self,
+        parameters: RendezvousParameters,
+        *,
+        settings: Settings,
+        job_id: str,
+        node: str,
+        environ: Mapping[str, str],
+        clock: Clock,
+    ) -> None:
+        """Put the parts together; nothing is started and nothing is connected to yet.
+
+        Raises:
+            ConfigError: rendezvous options that cannot be understood.
+            StoreUnavailable: there is no way to etcd.
+        """
+        self.clock = clock
+        self.wake = WakePipe()
+        self._settings = settings
+        self._node = node
+        self._agent = uuid.uuid4().hex
+        self._metrics = Metrics(clock=clock)
+        self._told: dict[int, Failure] = {}
+        self._lock = threading.Lock()
+        self._previous: Agreed | None = None
+        self._signalled = False
+        self._stack = ExitStack()
+        save_path = Path(settings.checkpoint.save_path).absolute()
+        self._events_path = save_path / "events" / f"{node}-{self._agent[:8]}.jsonl"
+        self.observer = Observer(
+            node=node,
+            file=EventFile(self._events_path),
+            metrics=self._metrics,
+            clock=clock,
+            is_leader=lambda: self.coordinator.is_leader,
+        )
+        self.handler = assemble(
+            parameters,
+            environ=environ,
+            settings=settings,
+            job_id=job_id,
+            node=node,
+            agent=self._agent,
+            root_generation=newest_generation(settings.checkpoint.save_path),
+            clock=clock,
+            on_change=self.wake.wake,
+            emit=self.observer.emit,
+        )
+        self.coordinator = self.handler.coordinator
+
+    def start(self, *, slots: int) -> None:
         """Start threads and servers, and handle signals from here on (torchrun does so only once workers run).
 
         Raises:
             StoreError: etcd is not there, or refuses us.
             UsageError: the exporter's address cannot be used.
         """
-        self._parts = parts
-        self._agent = uuid.uuid4().hex
-        self._told: dict[int, Failure] = {}
-        self._lock = threading.Lock()
-        self._previous: Agreed | None = None
-        self._signalled = False
-        self.clock = parts.clock
         self._handle_signals()
-        with ExitStack() as stack:
-            self._start(stack, slots=slots)
-            self._stack = stack.pop_all()
-
-    def stop(self) -> None:
-        """Leave nothing behind: no thread, no socket, no key."""
-        self._stack.close()
-
-    def _start(self, stack: ExitStack, *, slots: int) -> None:
-        parts = self._parts
-        self.wake = WakePipe()
-        stack.callback(self.wake.close)
-        metrics = Metrics(clock=self.clock)
-        save_path = Path(parts.settings.checkpoint.save_path).absolute()
-        path = save_path / "events" / f"{parts.node}-{self._agent[:8]}.jsonl"
-        file = EventFile(path)
-        stack.callback(file.close)
-        self.observer = Observer(
-            node=parts.node, file=file, metrics=metrics, clock=self.clock, is_leader=lambda: self.coordinator.is_leader
-        )
-        exporter = self._start_exporter(metrics, stack)
-        store = EtcdStore(parts.options, clock=self.clock)
-        stack.callback(store.close)
-        self.coordinator = self._coordinate(store, slots=slots, exporter=exporter)
+        self._stack.callback(self.wake.close)
+        self._stack.callback(self.observer.close)
+        exporter = self._start_exporter()
         self.observer.emit(
             AgentStarted(
-                job_id=parts.options.job_id,
+                job_id=self.handler.get_run_id(),
                 agent=self._agent,
-                endpoint=",".join(parts.options.endpoints),
+                endpoint=self.handler.endpoint,
                 exporter=exporter,
                 version=__version__,
                 torch_version=str(torch.__version__),
@@ -107,16 +114,18 @@ class Stage:
         self.server = WorkerServer(
             Callbacks(event=self.observer.worker_said, failure=self._worker_failed, ask=self._answer)
         )
-        stack.callback(self.server.stop)
-        self._export_environ(path)
-        self.coordinator.start()
-        stack.callback(self.coordinator.stop)
+        self._stack.callback(self.server.stop)
+        self._export_environ()
+        self._stack.callback(self.coordinator.stop)
+        self.coordinator.start(slots=slots, exporter=exporter)
+
+    def stop(self) -> None:
+        """Leave nothing behind: no thread, no socket, no key."""
+        self._stack.close()
 
     def join(self, report: FailureReport | None) -> Membership:
         """Take part in the next generation. Raises JobClosed, Preempted, StoreError."""
-        membership = self.coordinator.join(
-            report, timeout_s=self._parts.settings.rendezvous.join_timeout_s, interrupted=lambda: self._signalled
-        )
+        membership = self.coordinator.join(report, interrupted=lambda: self._signalled)
         with self._lock:
             self._told.clear()
         world = membership.world
@@ -158,45 +167,24 @@ class Stage:
             return Answer(granted=verdict.granted, reason=verdict.reason)
         return Answer(granted=False, reason=f"the agent does not know the request {what!r}; versions differ")
 
-    def _coordinate(self, store: EtcdStore, *, slots: int, exporter: str) -> Coordinator:
-        parts = self._parts
-        identity = AgentIdentity(
-            agent=self._agent,
-            node=parts.node,
-            address=parts.address,
-            slots=slots,
-            exporter=exporter,
-            fingerprint=f"elastic {__version__}, torch {torch.__version__}, python {platform.python_version()}",
-            root_generation=newest_generation(parts.settings.checkpoint.save_path),
-        )
-        return Coordinator(
-            store,
-            options=parts.options,
-            identity=identity,
-            host_store=ListeningStore,
-            clock=self.clock,
-            on_change=self.wake.wake,
-            emit=self.observer.emit,
-        )
-
-    def _start_exporter(self, metrics: Metrics, stack: ExitStack) -> str:
-        wanted = self._parts.settings.metrics
+    def _start_exporter(self) -> str:
+        wanted = self._settings.metrics
         if not wanted.enabled:
             return ""
-        exporter = Exporter(metrics, host=wanted.host, port=wanted.port)
+        exporter = Exporter(self._metrics, host=wanted.host, port=wanted.port)
         address = exporter.start()
-        stack.callback(exporter.stop)
+        self._stack.callback(exporter.stop)
         logger.info("metrics at http://%s/metrics", address)
         return address
 
-    def _export_environ(self, events: Path) -> None:
+    def _export_environ(self) -> None:
         # The environment of the agent is what its workers inherit; torchelastic offers no other way.
         os.environ.update(
             {
-                NODE: self._parts.node,
-                JOB_ID: self._parts.options.job_id,
+                NODE: self._node,
+                JOB_ID: self.handler.get_run_id(),
                 AGENT_SOCKET: self.server.path,
-                EVENTS_PATH: str(events),
+                EVENTS_PATH: str(self._events_path),
                 AGENT_PID: str(os.getpid()),
             }
         )

@@ -8,6 +8,7 @@ the machinery counts right, never a time.
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import signal
 import subprocess
@@ -81,7 +82,7 @@ def _join_pause(cluster: Cluster) -> float:
     cluster.start("d")
     cluster.wait_step(1, world_size=3, since=since)
     steps = sorted(r.time_s for r in cluster.follower.records[since:] if isinstance(r.event, StepCommitted))
-    return max(later - earlier for earlier, later in zip(steps, steps[1:], strict=False))
+    return max(later - earlier for earlier, later in itertools.pairwise(steps))
 
 
 def _settle(cluster: Cluster, world_size: int) -> None:

@@ -1,0 +1,50 @@
+"""The private details of torch that the launch rests on, in one place: checked before use, tested against the pin.
+
+`torch.distributed.launcher.api.launch_agent` asks the rendezvous registry for a handler first and looks up the name
+`LocalElasticAgent` in its own module only then: whatever stands there by that time becomes the agent.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.launcher import api as launcher
+
+from elastic.errors import ElasticError
+
+
+class TorchChanged(ElasticError):
+    """This torch is built in another way than the one that the launch was written for."""
+
+
+AGENT_NAME = "LocalElasticAgent"
+_USED_OF_AGENT = ("_invoke_run", "_start_workers", "_shutdown", "_worker_group", "_pcontext")
+
+
+def put_agent_in_place(build: Callable[..., Any]) -> None:
+    """Have torchrun build its agent with `build`, called as the class is.
+
+    Raises:
+        TorchChanged: the details do not hold; going on would silently run the stock agent.
+    """
+    missing = missing_details()
+    if missing:
+        raise TorchChanged(
+            f"this torch differs from the ones that we know: {', '.join(missing)}. Use torch 2.13, or report this"
+        )
+    setattr(launcher, AGENT_NAME, build)
+
+
+def missing_details() -> tuple[str, ...]:
+    """What of the details does not hold in the torch that is installed; empty when all is well."""
+    missing = []
+    source = inspect.getsource(launcher.launch_agent)
+    handler_at, agent_at = source.find("get_rendezvous_handler("), source.find(f"{AGENT_NAME}(")
+    if not 0 <= handler_at < agent_at:
+        missing.append("launch_agent does not build the handler before the agent")
+    agent = inspect.getsource(LocalElasticAgent) + inspect.getsource(LocalElasticAgent.__mro__[1])
+    missing += [f"{AGENT_NAME} has no {name}" for name in _USED_OF_AGENT if name not in agent]
+    return tuple(missing)
