@@ -16,7 +16,22 @@ from elastic.checkpoint.root import RootIdentity
 from elastic.checkpoint.seams import Group, Settings
 from elastic.checkpoint.state import Captured, prepare
 from elastic.checkpoint.storage import Storage
-from elastic.errors import CheckpointDamaged, CheckpointError, ElasticError, NothingToRestore, RunMismatch, UsageError
+from elastic.errors import (
+    CheckpointDamaged,
+    CheckpointError,
+    ElasticError,
+    Fenced,
+    NothingToRestore,
+    RunMismatch,
+    StoreRefused,
+    StoreUnavailable,
+    UsageError,
+)
+
+_TOLD: dict[str, type[ElasticError]] = {
+    each.__name__: each for each in (NothingToRestore, RunMismatch, UsageError, StoreUnavailable, StoreRefused, Fenced)
+}
+"""Errors that rank 0 may meet while deciding, and that every rank then raises as what they are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,8 +105,7 @@ class Reader:
         told = self._group.broadcast(told)
         assert told is not None
         if "error" in told:
-            known = {each.__name__: each for each in (NothingToRestore, RunMismatch, UsageError)}
-            raise known.get(told["error"], CheckpointError)(told["text"])
+            raise _TOLD.get(told["error"], CheckpointError)(told["text"])
         return Plan.from_plain(told["plan"])
 
     def _try(self, attempt: Attempt, plan: Plan, tracked: Mapping[str, Any]) -> Restored | str:
