@@ -104,6 +104,7 @@ def judge(root: str, place: str, *, iteration: int | None, storage: Storage, asi
         generation=manifest.generation,
         consumed_samples=manifest.consumed_samples,
         manifest_digest=digest(data),
+        ancestors=manifest.ancestors,
         aside=aside,
     )
 

@@ -20,6 +20,7 @@ def found(iteration, **others):
         "consumed_samples": iteration * 8,
         # A digest covers the lineage too, so the same one in two lineages cannot be.
         "manifest_digest": f"d{iteration}" if others.get("lineage", "ours") == "ours" else f"e{iteration}",
+        "ancestors": tuple(f"d{each}" for each in range(iteration)),
     }
     return Found(**(values | others))
 
@@ -51,6 +52,15 @@ def test_the_same_number_with_another_manifest_is_not_the_committed_one():
     choice = candidates(record(20), tracker=20, found=[found(10), found(20, manifest_digest="other")])
     assert order(choice) == [10]
     assert "not the one that was committed" in choice.passed[0].reason
+
+
+def test_an_older_one_that_did_not_lead_to_the_committed_one():
+    committed, stray = found(20, ancestors=("d5",)), found(10, generation=1)
+    choice = candidates(record(20), tracker=10, found=[found(5), stray, committed])
+    assert order(choice) == [20, 5]
+    assert "never committed" in choice.passed[0].reason
+    # Without the committed manifest nobody can tell: an older one is better than none.
+    assert order(candidates(record(20), tracker=10, found=[found(5), stray])) == [10, 5]
 
 
 def test_one_set_aside_counts_only_if_it_is_the_committed_one():
