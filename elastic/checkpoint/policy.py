@@ -145,15 +145,17 @@ def retention(
     """Choose what to delete after `committed` was committed: all but the newest `save_max` of the lineage.
 
     Never the committed one, nor a protected one (the last verified, what the tracker names), nor one that is newer
-    than the committed one, nor one whose manifest does not show that we wrote it. Damaged ones fill no place.
+    than the committed one, nor one whose manifest does not show that we wrote it. Damaged ones fill no place, nor do
+    those that did not lead to the committed one.
     """
     safe = {committed, *protected}
     ours = [each for each in found if each.lineage == lineage and not each.aside and each.iteration <= committed]
-    whole = _newest_first([each for each in ours if each.problem is None])
+    chain = {name for each in ours if each.iteration == committed for name in each.ancestors}
+    whole = _newest_first([each for each in ours if each.problem is None and _led_to(each, committed, chain)])
     kept = {each.iteration for each in whole[:save_max]} | safe
     oldest_kept = min(kept)
     delete = [each for each in whole if each.iteration not in kept]
-    delete += [each for each in ours if each.problem is not None and each.iteration < oldest_kept]
+    delete += [each for each in ours if each not in whole and each.iteration < oldest_kept]
     names = ", ".join(str(each) for each in sorted(kept & {each.iteration for each in ours}))
     return Retention(
         delete=tuple(sorted(delete, key=lambda each: each.iteration)),
@@ -163,6 +165,10 @@ def retention(
 
 def _strange(each: Found, lineage: str | None) -> str:
     return f"it is of lineage {each.lineage or 'unknown (no elastic.json)'}, wanted is {lineage or 'one without'}"
+
+
+def _led_to(each: Found, committed: int, chain: set[str]) -> bool:
+    return each.iteration == committed or not chain or each.manifest_digest in chain
 
 
 def _newest_first(found: Sequence[Found]) -> list[Found]:

@@ -84,6 +84,15 @@ def test_another_lineage_is_no_candidate():
     assert order(candidates(record(10), tracker=500, found=mixed)) == [10]
 
 
+def test_what_led_nowhere_takes_no_place():
+    stray, committed = found(15), found(20, ancestors=("d5", "d10"))
+    chosen = retention([found(5), found(10), stray, committed], save_max=2, committed=20, lineage="ours")
+    assert [each.iteration for each in chosen.delete] == [5]
+    later = found(30, ancestors=("d5", "d10", "d20"))
+    chosen = retention([found(10), stray, committed, later], save_max=2, committed=30, lineage="ours")
+    assert [each.iteration for each in chosen.delete] == [10, 15]
+
+
 iterations = st.lists(
     st.builds(
         found,
