@@ -43,6 +43,7 @@ class Outcome:
     stale: bool
     reason: str
     total_bytes: int
+    manifest_digest: str = ""
 
 
 def save_iteration(
@@ -94,14 +95,21 @@ def _finish(
     # 6. The new name is durable.
     storage.sync_dir(root)
     # 7. THE COMMIT: from here on it is what a restart restores.
-    verdict = committer.commit(record_of(manifest, data))
+    record = record_of(manifest, data)
+    verdict = committer.commit(record)
     if not verdict.granted:
         return dataclasses.asdict(_failed(f"not committed: {verdict.reason}", stale=verdict.stale))
     # 8. The tracker follows, for readers that know no record. Behind, it misleads nobody: the next save repairs it.
     late = _attempt(lambda: storage.replace(os.path.join(root, TRACKER), build_tracker(draft.iteration)))["fault"]
     total_bytes = len(data) + sum(facts.size_bytes for facts in files.values())
     reason = verdict.reason if late is None else f"{verdict.reason}; the tracker could not follow: {late}"
-    return dataclasses.asdict(Outcome(committed=True, stale=False, reason=reason, total_bytes=total_bytes))
+    return {
+        "committed": True,
+        "stale": False,
+        "reason": reason,
+        "total_bytes": total_bytes,
+        "manifest_digest": record.manifest_digest,
+    }
 
 
 def _begin(draft: Manifest, root: str, storage: Storage, nonce: str) -> str:

@@ -29,6 +29,9 @@ from elastic.checkpoint.survey import survey
 from elastic.clock import SYSTEM_CLOCK, Clock
 from elastic.errors import Fenced, UsageError
 
+_ANCESTORS = 64
+"""How many committed iterations before it a manifest names, at least."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -88,6 +91,7 @@ class CheckpointManager:
         self._prefix = prefix
         self._nonce = nonce
         self._committed: int | None = None
+        self._ancestors: tuple[str, ...] = ()
         self._saved_at_s: float | None = None
 
     def restore(self, tracked: Mapping[str, Any]) -> Restored:
@@ -105,7 +109,7 @@ class CheckpointManager:
         reader = Reader(self._settings, self._identity, group=self._group, storage=self._storage, emit=self._tell)
         restored = reader.restore(tracked, record=self._committer.record if lead else None)
         if restored.own:
-            self._committed = restored.iteration
+            self._committed, self._ancestors = restored.iteration, reader.ancestors
             self._set_aside_newer(restored.iteration)
         self._emit(
             events.Restored(
@@ -208,6 +212,7 @@ class CheckpointManager:
             values=captured.values,
             has_optimizer=not self._settings.no_save_optim,
             torch_version=str(torch.__version__),
+            ancestors=self._ancestors[-max(_ANCESTORS, self._settings.save_max) :],
             files={},
         )
 
@@ -215,6 +220,7 @@ class CheckpointManager:
         now_s = self._clock.monotonic_s()
         interval_s = None if self._saved_at_s is None else now_s - self._saved_at_s
         self._saved_at_s, self._committed = now_s, meta.iteration
+        self._ancestors += (outcome.manifest_digest,)
         self._tell(
             events.CheckpointSaved(
                 iteration=meta.iteration,

@@ -46,6 +46,8 @@ class Manifest:
     has_optimizer: bool
     """False where no_save_optim left everything but the weights out."""
     torch_version: str
+    ancestors: tuple[str, ...]
+    """Digests of the manifests that were committed on the way to this state, oldest first; the last ones only."""
     files: Mapping[str, FileFacts]
 
     def to_bytes(self) -> bytes:
@@ -67,11 +69,13 @@ class Manifest:
         body = _unwrap(data)
         if (version := take(body, "format", int, what=MANIFEST)) > FORMAT:
             raise ValueError(f"{MANIFEST} has format {version}, this version reads up to {FORMAT}: use a newer version")
-        kinds = {"int": int, "str": str, "bool": bool}
+        kinds = {"int": int, "str": str, "bool": bool, "tuple[str, ...]": list}
         plain = {
             field.name: take(body, field.name, kinds.get(str(field.type), dict), what=MANIFEST) for field in fields(cls)
         }
-        return cls(**(plain | {"files": {name: _facts(name, value) for name, value in plain["files"].items()}}))
+        plain["files"] = {name: _facts(name, value) for name, value in plain["files"].items()}
+        plain["ancestors"] = tuple(str(each) for each in plain["ancestors"])
+        return cls(**plain)
 
 
 def digest(data: bytes) -> str:

@@ -30,6 +30,8 @@ class Found:
     generation: int = 0
     consumed_samples: int = 0
     manifest_digest: str | None = None
+    ancestors: tuple[str, ...] = ()
+    """Digests of what was committed on the way to it."""
     aside: bool = False
     """Set aside: it counts only if it is the very one that was committed."""
 
@@ -76,14 +78,16 @@ def candidates(
 ) -> Choice:
     """Put what was found in the order in which to try to restore it.
 
-    With a commit record: the very iteration that it names, then older ones of its lineage, newest first; what is
-    newer was never committed. Without one: what the tracker names, then the newest of the lineage (`lineage`, or
-    the newest there is where that is unknown).
+    With a commit record: the very iteration that it names, then older ones that led to it, newest first; what is
+    newer, or not named by its manifest, was never committed. Without one: what the tracker names, then the newest
+    of the lineage (`lineage`, or the newest there is where that is unknown).
     """
     return _by_record(record, found) if record is not None else _by_tracker(tracker, found, lineage)
 
 
 def _by_record(record: CommitRecord, found: Sequence[Found]) -> Choice:
+    # What the committed manifest does not name was published, perhaps, but not committed on the way to it.
+    chains = [set(each.ancestors) for each in found if each.manifest_digest == record.manifest_digest]
     first: list[Candidate] = []
     older: list[Found] = []
     passed: list[Candidate] = []
@@ -93,7 +97,7 @@ def _by_record(record: CommitRecord, found: Sequence[Found]) -> Choice:
             first.append(Candidate(found=each, reason=f"iteration {record.iteration} is the committed one"))
         elif each.aside:
             continue
-        elif (fault := _fault_by_record(each, record)) is not None:
+        elif (fault := _fault_by_record(each, record, *chains[:1])) is not None:
             passed.append(Candidate(found=each, reason=fault))
         else:
             older.append(each)
@@ -102,7 +106,7 @@ def _by_record(record: CommitRecord, found: Sequence[Found]) -> Choice:
     return Choice(candidates=(*first[:1], *rest), passed=tuple(passed))
 
 
-def _fault_by_record(each: Found, record: CommitRecord) -> str | None:
+def _fault_by_record(each: Found, record: CommitRecord, chain: set[str] | None = None) -> str | None:
     if each.problem is not None:
         return each.problem
     if each.lineage != record.lineage:
@@ -111,6 +115,8 @@ def _fault_by_record(each: Found, record: CommitRecord) -> str | None:
         return f"it is newer than the committed iteration {record.iteration}: it was never committed"
     if each.iteration == record.iteration:
         return "its manifest is not the one that was committed"
+    if chain is not None and each.manifest_digest not in chain:
+        return f"it is not one of those that led to the committed iteration {record.iteration}: it was never committed"
     return None
 
 
@@ -139,15 +145,17 @@ def retention(
     """Choose what to delete after `committed` was committed: all but the newest `save_max` of the lineage.
 
     Never the committed one, nor a protected one (the last verified, what the tracker names), nor one that is newer
-    than the committed one, nor one whose manifest does not show that we wrote it. Damaged ones fill no place.
+    than the committed one, nor one whose manifest does not show that we wrote it. Damaged ones fill no place, nor do
+    those that did not lead to the committed one.
     """
     safe = {committed, *protected}
     ours = [each for each in found if each.lineage == lineage and not each.aside and each.iteration <= committed]
-    whole = _newest_first([each for each in ours if each.problem is None])
+    chain = {name for each in ours if each.iteration == committed for name in each.ancestors}
+    whole = _newest_first([each for each in ours if each.problem is None and _led_to(each, committed, chain)])
     kept = {each.iteration for each in whole[:save_max]} | safe
     oldest_kept = min(kept)
     delete = [each for each in whole if each.iteration not in kept]
-    delete += [each for each in ours if each.problem is not None and each.iteration < oldest_kept]
+    delete += [each for each in ours if each not in whole and each.iteration < oldest_kept]
     names = ", ".join(str(each) for each in sorted(kept & {each.iteration for each in ours}))
     return Retention(
         delete=tuple(sorted(delete, key=lambda each: each.iteration)),
@@ -157,6 +165,10 @@ def retention(
 
 def _strange(each: Found, lineage: str | None) -> str:
     return f"it is of lineage {each.lineage or 'unknown (no elastic.json)'}, wanted is {lineage or 'one without'}"
+
+
+def _led_to(each: Found, committed: int, chain: set[str]) -> bool:
+    return each.iteration == committed or not chain or each.manifest_digest in chain
 
 
 def _newest_first(found: Sequence[Found]) -> list[Found]:

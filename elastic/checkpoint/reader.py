@@ -16,7 +16,22 @@ from elastic.checkpoint.root import RootIdentity
 from elastic.checkpoint.seams import Group, Settings
 from elastic.checkpoint.state import Captured, prepare
 from elastic.checkpoint.storage import Storage
-from elastic.errors import CheckpointDamaged, CheckpointError, ElasticError, NothingToRestore, RunMismatch, UsageError
+from elastic.errors import (
+    CheckpointDamaged,
+    CheckpointError,
+    ElasticError,
+    Fenced,
+    NothingToRestore,
+    RunMismatch,
+    StoreRefused,
+    StoreUnavailable,
+    UsageError,
+)
+
+_TOLD: dict[str, type[ElasticError]] = {
+    each.__name__: each for each in (NothingToRestore, RunMismatch, UsageError, StoreUnavailable, StoreRefused, Fenced)
+}
+"""Errors that rank 0 may meet while deciding, and that every rank then raises as what they are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +67,8 @@ class Reader:
         self._group = group
         self._storage = storage
         self._emit = emit
+        self.ancestors: tuple[str, ...] = ()
+        """After a restore of this run's own state: digests of what was committed up to it, itself included."""
 
     def restore(self, tracked: Mapping[str, Any], *, record: Callable[[], CommitRecord | None] | None) -> Restored:
         """Restore the first iteration that is whole on every rank. `record` is asked on rank 0 only.
@@ -61,16 +78,16 @@ class Reader:
             CheckpointError: it is whole but does not fit the tracked objects.
         """
         plan = self._plan(record)
-        for attempt in plan.passed:
-            self._reject(attempt, attempt.reason)
         faults = []
         for attempt in plan.attempts:
             fault = self._try(attempt, plan, tracked)
             if isinstance(fault, Restored):
+                self._tell_passed(plan, attempt.iteration)
                 return fault
             self._reject(attempt, fault)
             faults.append(f"iteration {attempt.iteration}: {fault}")
         if faults:
+            self._tell_passed(plan, 0)
             raise NothingToRestore(
                 f"every iteration there is damaged. {'; '.join(faults)}. Bring the files back from a copy; to begin "
                 "a new run, use another checkpoint.save_path and an empty load_path."
@@ -90,8 +107,7 @@ class Reader:
         told = self._group.broadcast(told)
         assert told is not None
         if "error" in told:
-            known = {each.__name__: each for each in (NothingToRestore, RunMismatch, UsageError)}
-            raise known.get(told["error"], CheckpointError)(told["text"])
+            raise _TOLD.get(told["error"], CheckpointError)(told["text"])
         return Plan.from_plain(told["plan"])
 
     def _try(self, attempt: Attempt, plan: Plan, tracked: Mapping[str, Any]) -> Restored | str:
@@ -115,6 +131,8 @@ class Reader:
             raise CheckpointError(f"{attempt.directory} cannot be restored: {verdict['unfit']}")
         assert apply is not None
         assert restored is not None
+        if restored.own and manifest is not None and attempt.manifest_digest is not None:
+            self.ancestors = (*manifest.ancestors, attempt.manifest_digest)
         apply()
         if not plan.weights_only:
             apply_rng(captured.opt, rank=self._group.rank)
@@ -158,6 +176,12 @@ class Reader:
 
     def _lineage(self, default: str) -> str:
         return self._identity.lineage if self._identity is not None else default
+
+    def _tell_passed(self, plan: Plan, iteration: int) -> None:
+        """What was never tried, but would have come before this iteration had it been whole and committed."""
+        for each in plan.passed:
+            if each.iteration >= iteration:
+                self._reject(each, each.reason)
 
     def _reject(self, attempt: Attempt, fault: str) -> None:
         if self._group.rank == 0:

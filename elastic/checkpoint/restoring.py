@@ -110,11 +110,9 @@ def _loaded(settings: Settings, storage: Storage) -> Plan:
 
 
 def _plan(root: str, choice: Choice, *, own: bool, weights_only: bool, reason: str) -> Plan:
-    best = choice.candidates[0].found
-    better = [each for each in choice.passed if each.found.iteration >= best.iteration]
     return Plan(
         attempts=_attempts(root, choice.candidates),
-        passed=_attempts(root, better),
+        passed=_attempts(root, choice.passed),
         own=own,
         weights_only=weights_only,
         reason=reason,

@@ -16,6 +16,7 @@ PREFIX = "rng."
 def capture_rng(rank: int) -> dict[str, Tensor]:
     """The state of every generator in use in this process: torch, CUDA, numpy, random."""
     states = {"torch": torch.get_rng_state()}
+    # The CUDA lines here and in `apply_rng` are untested: no GPU was at hand.
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         states["cuda"] = torch.cuda.get_rng_state()
     if (numpy := sys.modules.get("numpy")) is not None:

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import safetensors
-import safetensors.torch
 import torch
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from elastic.checkpoint.layout import ShardKind, shard_name
@@ -101,7 +102,7 @@ def encode_shard(tensors: Mapping[str, Tensor]) -> tuple[bytes, list[TensorFacts
         stored[name] = plain.clone() if at in storages else plain  # the format refuses shared memory
         storages.add(at)
     try:
-        data = safetensors.torch.save(stored, metadata={"format": "pt"})
+        data = save_tensors(stored, metadata={"format": "pt"})
         return data, _facts(data)
     except (ValueError, KeyError, RuntimeError, safetensors.SafetensorError) as error:
         raise CheckpointError(f"a tensor cannot be stored as safetensors: {error}") from error
@@ -114,7 +115,7 @@ def decode_shard(data: bytes, *, file_name: str) -> dict[str, Tensor]:
         CheckpointDamaged: not a safetensors file.
     """
     try:
-        return safetensors.torch.load(data)
+        return load_tensors(data)
     except (ValueError, KeyError, TypeError, RuntimeError, safetensors.SafetensorError) as error:
         raise CheckpointDamaged(f"{file_name} is not a readable safetensors file: {error}") from error
 

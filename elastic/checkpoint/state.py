@@ -108,7 +108,9 @@ def prepare(captured: Captured, tracked: Mapping[str, Any], *, weights_only: boo
     def apply() -> None:
         for target, source in pairs:
             modules.copy_into(target, source)
-        if not weights_only:
+        if weights_only:
+            _refresh_masters(parts)
+        else:
             _apply_objects(captured, parts, orders)
 
     return apply
@@ -124,6 +126,14 @@ def _apply_objects(captured: Captured, parts: _Sorted, orders: Mapping[str, list
         optimizers.apply_optimizer(optimizer, objects[key], captured.opt, order=orders[key], key=key, names=names)
     for key, other in parts.others.items():
         other.load_state_dict(decode(objects[key]["state"], tensors=captured.opt))
+
+
+def _refresh_masters(parts: _Sorted) -> None:
+    """New weights without their optimizer: one that made float32 copies of the old ones must take them anew."""
+    for optimizer, _ in parts.optimizers.values():
+        refresh = getattr(optimizer, "reload_main_params_from_model", None)
+        if callable(refresh):
+            refresh()
 
 
 def _apply_others(module: nn.Module, prefix: str, others: Mapping[str, Any]) -> None:

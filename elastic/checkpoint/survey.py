@@ -18,6 +18,7 @@ from elastic.checkpoint.layout import (
     parse_aside_name,
     parse_iteration_dir,
     parse_shard_name,
+    parse_temp_name,
     parse_tracker,
 )
 from elastic.checkpoint.manifest import Manifest, digest
@@ -52,6 +53,12 @@ def survey(root: str, *, storage: Storage) -> Survey:
         elif (iteration := parse_aside_name(name)) is not None:
             found.append(judge(root, name, iteration=iteration, storage=storage, aside=True))
     return Survey(tracker=read_tracker(root, storage=storage), found=tuple(found))
+
+
+def highest_generation(root: str, *, storage: Storage) -> int:
+    """The highest generation that ever wrote into a root, as far as it shows; 0 where none did."""
+    begun = (parse_temp_name(name) or 0 for name in storage.names(root))
+    return max((*begun, *(each.generation for each in survey(root, storage=storage).found)), default=0)
 
 
 def read_tracker(root: str, *, storage: Storage) -> TrackerText:
@@ -97,6 +104,7 @@ def judge(root: str, place: str, *, iteration: int | None, storage: Storage, asi
         generation=manifest.generation,
         consumed_samples=manifest.consumed_samples,
         manifest_digest=digest(data),
+        ancestors=manifest.ancestors,
         aside=aside,
     )
 

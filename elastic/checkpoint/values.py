@@ -1,4 +1,4 @@
-"""Any state a Python object may have <-> JSON and named tensors, exactly, without pickle."""
+"""Plain state of a Python object <-> JSON and named tensors, exactly; what is read back can run no code."""
 
 from __future__ import annotations
 

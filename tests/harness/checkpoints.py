@@ -136,6 +136,13 @@ class Bench:
             clock=ManualClock(),
         )
 
+    def going_on(self, **settings: Any) -> CheckpointManager:
+        """A manager that has restored, as every start does: it knows what led to its state."""
+        manager = self.manager(**settings)
+        manager.restore(make_run().tracked)
+        self.events.clear()
+        return manager
+
     def kinds(self) -> list[str]:
         """Kinds of the events so far."""
         return [event.kind for event in self.events]

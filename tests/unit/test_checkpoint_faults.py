@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from elastic.checkpoint.layout import CommitRecord
+from elastic.checkpoint.seams import CommitVerdict
 from elastic.errors import Fenced, NothingToRestore
 from tests.harness.checkpoints import Bench, NoRecord, RecordCommitter, make_run, meta, same
 from tests.harness.faulty_storage import Died, Fault, FaultyStorage
@@ -143,7 +144,7 @@ def empty(path, _):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_damaged_file_is_named_and_the_one_before_is_used(tmp_path, name, damage, position, committer):
     bench, run = saved_once(tmp_path / "root", committer())
-    bench.manager().save(make_run().step(20).tracked, meta(20))
+    bench.going_on().save(make_run().step(20).tracked, meta(20))
     bench.events.clear()
     damage(bench.directory(20) / name, position)
     other = make_run(seed=5)
@@ -190,7 +191,7 @@ def test_everything_damaged_never_means_random_weights(tmp_path):
 )
 def test_trackers_of_all_kinds_without_a_record(tmp_path, text, expected):
     bench, _ = saved_once(tmp_path / "root", NoRecord())
-    bench.manager().save(make_run().step(20).tracked, meta(20))
+    bench.going_on().save(make_run().step(20).tracked, meta(20))
     (bench.root / "latest_checkpointed_iteration.txt").write_bytes(text)
     assert bench.manager().restore(make_run().tracked).iteration == expected
 
@@ -223,6 +224,20 @@ def test_what_a_paused_writer_moved_away_is_found_again(tmp_path):
     assert bench.manager().restore(other.tracked).iteration == 10
     assert same(other, run)
     assert "not the one that was committed" in bench.reasons("checkpoint_rejected")
+
+
+def test_a_late_publish_of_an_older_number_is_never_fallen_back_to(tmp_path):
+    bench, run = saved_once(tmp_path / "root")
+    bench.going_on().save(run.step(10).tracked, meta(30, generation=2))
+    # An older generation, asleep since iteration 10, wakes up and publishes 20; its commit is refused.
+    zombie = Bench(bench.root)
+    zombie.committer.answer = CommitVerdict(granted=False, stale=True, reason="generation 2 exists")
+    with pytest.raises(Fenced):
+        zombie.manager().save(make_run(seed=8).step(3).tracked, meta(20, generation=1))
+    assert bench.directory(20).exists()
+    flip(bench.directory(30) / NAMES[0], "middle")
+    assert bench.manager().restore(make_run(seed=5).tracked).iteration == 10
+    assert "not one of those that led to" in bench.reasons("checkpoint_rejected")
 
 
 def test_an_older_generation_does_not_take_the_place_of_a_newer_one(tmp_path):
@@ -283,7 +298,7 @@ def test_nothing_is_deleted_while_the_committed_one_cannot_be_read_back(tmp_path
             if target.endswith("iteration_00000020"):
                 flip(bench.directory(20) / NAMES[0], "middle")
 
-    assert bench.manager(storage=Rotting(), save_max=1).save(run.tracked, meta(20)).saved
+    assert bench.going_on(storage=Rotting(), save_max=1).save(run.tracked, meta(20)).saved
     assert bench.directory(10).exists()
     assert "all stay" in " ".join(event.text for event in bench.events if event.kind == "notice")
     assert bench.manager().restore(make_run().tracked).iteration == 10

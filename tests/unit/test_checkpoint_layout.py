@@ -81,6 +81,7 @@ def _manifest(**changes):
         "values": {"objects": {}},
         "has_optimizer": True,
         "torch_version": "2",
+        "ancestors": ("aa", "bb"),
         "files": {"common.json": FileFacts(size_bytes=3, crc32=5)},
     }
     return Manifest(**(values | changes))

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import random
 
+import numpy
 import pytest
 import torch
 
 from elastic.checkpoint.seams import CommitVerdict
-from elastic.errors import CheckpointError, Fenced, NothingToRestore, UsageError
+from elastic.checkpoint.storage import PosixStorage
+from elastic.checkpoint.survey import highest_generation
+from elastic.errors import CheckpointError, Fenced, NothingToRestore, StoreUnavailable, UsageError
 from tests.harness.checkpoints import Bench, NoRecord, make_run, meta, same
 
 
@@ -53,10 +57,6 @@ def test_next_steps_after_a_restore_are_bit_equal(bench, make):
 
 
 def test_rng_goes_on_where_it_was(bench):
-    import random
-
-    import numpy
-
     run = make_run().step()
     bench.manager().save(run.tracked, meta(1))
     expected = (torch.rand(3).tolist(), random.random(), numpy.random.rand())
@@ -110,6 +110,25 @@ def test_a_run_begins_without_anything_saved(bench):
     assert (restored.iteration, restored.tier) == (0, "none")
     assert same(run, make_run())
     assert bench.kinds() == ["restored"]
+
+
+def test_the_root_shows_its_highest_generation(bench):
+    storage = PosixStorage()
+    assert highest_generation(str(bench.root), storage=storage) == 0
+    bench.manager().save(make_run().step().tracked, meta(10, generation=4))
+    assert highest_generation(str(bench.root), storage=storage) == 4
+    (bench.root / ".tmp-20-7-abc").mkdir()
+    assert highest_generation(str(bench.root), storage=storage) == 7
+
+
+def test_a_store_that_is_away_is_told_as_such(bench):
+    def away():
+        raise StoreUnavailable("no endpoint answers")
+
+    manager = bench.manager()
+    bench.committer.record = away
+    with pytest.raises(StoreUnavailable, match="no endpoint"):
+        manager.restore(make_run().tracked)
 
 
 def test_due_counts_steps_and_not_twice(bench):

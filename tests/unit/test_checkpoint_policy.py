@@ -20,6 +20,7 @@ def found(iteration, **others):
         "consumed_samples": iteration * 8,
         # A digest covers the lineage too, so the same one in two lineages cannot be.
         "manifest_digest": f"d{iteration}" if others.get("lineage", "ours") == "ours" else f"e{iteration}",
+        "ancestors": tuple(f"d{each}" for each in range(iteration)),
     }
     return Found(**(values | others))
 
@@ -53,6 +54,15 @@ def test_the_same_number_with_another_manifest_is_not_the_committed_one():
     assert "not the one that was committed" in choice.passed[0].reason
 
 
+def test_an_older_one_that_did_not_lead_to_the_committed_one():
+    committed, stray = found(20, ancestors=("d5",)), found(10, generation=1)
+    choice = candidates(record(20), tracker=10, found=[found(5), stray, committed])
+    assert order(choice) == [20, 5]
+    assert "never committed" in choice.passed[0].reason
+    # Without the committed manifest nobody can tell: an older one is better than none.
+    assert order(candidates(record(20), tracker=10, found=[found(5), stray])) == [10, 5]
+
+
 def test_one_set_aside_counts_only_if_it_is_the_committed_one():
     aside = [found(20, aside=True, place=".aside-a"), found(10, aside=True, place=".aside-b")]
     assert [each.found.place for each in candidates(record(20), tracker=None, found=aside).candidates] == [".aside-a"]
@@ -72,6 +82,15 @@ def test_another_lineage_is_no_candidate():
     assert order(candidates(None, tracker=500, found=mixed, lineage="ours")) == [10]
     assert order(candidates(None, tracker=None, found=mixed)) == [500]
     assert order(candidates(record(10), tracker=500, found=mixed)) == [10]
+
+
+def test_what_led_nowhere_takes_no_place():
+    stray, committed = found(15), found(20, ancestors=("d5", "d10"))
+    chosen = retention([found(5), found(10), stray, committed], save_max=2, committed=20, lineage="ours")
+    assert [each.iteration for each in chosen.delete] == [5]
+    later = found(30, ancestors=("d5", "d10", "d20"))
+    chosen = retention([found(10), stray, committed, later], save_max=2, committed=30, lineage="ours")
+    assert [each.iteration for each in chosen.delete] == [10, 15]
 
 
 iterations = st.lists(

@@ -305,3 +305,16 @@ def test_weights_only_may_cast_and_untie():
     source, target = nn.Linear(2, 2), nn.Linear(2, 2).to(torch.bfloat16)
     move({"model": source}, {"model": target}, weights_only=True)
     assert torch.equal(target.weight, source.weight.to(torch.bfloat16))
+
+
+def test_an_optimizer_with_master_weights_is_told_of_new_weights():
+    class Masters(torch.optim.SGD):
+        refreshed = 0
+
+        def reload_main_params_from_model(self):
+            self.refreshed += 1
+
+    target = nn.Linear(2, 2)
+    optimizer = Masters(target.parameters(), lr=0.1)
+    move({"model": nn.Linear(2, 2)}, {"model": target, "optimizer": optimizer}, weights_only=True)
+    assert optimizer.refreshed == 1

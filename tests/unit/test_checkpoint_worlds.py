@@ -109,7 +109,7 @@ class _Blind(PosixStorage):
 def test_damage_that_only_one_rank_sees_makes_all_fall_back(bench):
     run = make_run().step()
     save_at(bench, 3, run, 10)
-    save_at(bench, 3, make_run().step(2), 20)
+    bench.going_on().save(make_run().step(2).tracked, meta(20))
     bench.events.clear()
     others = [make_run(seed=9) for _ in range(3)]
 
