@@ -24,7 +24,7 @@ from elastic.checkpoint.layout import (
 from elastic.checkpoint.manifest import Manifest, digest
 from elastic.checkpoint.metadata import parse_metadata
 from elastic.checkpoint.policy import Found
-from elastic.checkpoint.storage import PosixStorage, Storage
+from elastic.checkpoint.storage import Storage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,8 +153,3 @@ def _model_shards(names: list[str]) -> list[str]:
     shards = ((name, parse_shard_name(name)) for name in names)
     return [name for name, shard in shards if shard is not None and shard.kind is ShardKind.MODEL]
 
-
-def newest_generation(root: str, *, storage: Storage | None = None) -> int:
-    """The highest generation that wrote into a root; 0 where none did. What comes next must be above it."""
-    found = survey(root, storage=storage or PosixStorage()).found
-    return max((each.generation for each in found), default=0)
