@@ -7,9 +7,9 @@ import signal
 from pathlib import Path
 
 import pytest
-from elastic.local.etcd import EtcdServer
 
 from elastic.events import CheckpointSaved, Recovered, Rescaled, RunFinished, WorkerLost, read_records
+from elastic.local.etcd import EtcdServer
 from tests.harness.survival import cluster, exact_account, lineage_losses, restored_steps, run_alone
 
 pytestmark = pytest.mark.integration
