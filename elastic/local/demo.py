@@ -64,7 +64,7 @@ def run_demo(*, say: Say, directory: Path | None = None, clock: Clock = SYSTEM_C
     work = directory or Path(tempfile.mkdtemp(prefix="elastic-demo-"))
     work.mkdir(parents=True, exist_ok=True)
     say(f"everything of this run lies in {work}")
-    with EtcdServer() as etcd:
+    with EtcdServer(work / "etcd") as etcd:
         say(f"etcd {etcd.version()} at {etcd.endpoint}, API v2 disabled")
         spec = ClusterSpec(
             directory=work,

@@ -7,8 +7,6 @@ agent's own thread calls the methods here; only `start`, `join`, `commit` and `w
 from __future__ import annotations
 
 import contextlib
-import logging
-import threading
 from collections.abc import Callable
 
 from elastic.clock import SYSTEM_CLOCK, Clock
@@ -18,23 +16,35 @@ from elastic.rendezvous.commits import Commits
 from elastic.rendezvous.election import Election
 from elastic.rendezvous.errors import JobClosed
 from elastic.rendezvous.keys import Keys
-from elastic.rendezvous.kv import KeyValueStore, Update, Watch
+from elastic.rendezvous.kv import KeyValueStore
 from elastic.rendezvous.leader import Leader
 from elastic.rendezvous.membership import (
     AgentIdentity,
     CommitVerdict,
     HostedStore,
-    HostStore,
     Membership,
-    NoStore,
+    NoStores,
     Regroup,
+    StoreHost,
+    first_member,
 )
-from elastic.rendezvous.model import FailureReport, Member, MemberState, Phase, World, member_from_json, world_from_json
+from elastic.rendezvous.model import (
+    FailureReport,
+    Member,
+    MemberState,
+    Phase,
+    Seat,
+    World,
+    member_from_json,
+    world_from_json,
+)
 from elastic.rendezvous.options import RendezvousOptions
 from elastic.rendezvous.probe import ProbeListener
 from elastic.rendezvous.registration import Registration
+from elastic.rendezvous.world_watch import WorldWatch
 
-_log = logging.getLogger(__name__)
+__all__ = ["AgentIdentity", "CommitVerdict", "Coordinator", "JobClosed", "Membership", "Regroup"]
+
 _POLL_S = 0.1
 _RETRY_S = 0.3
 _LONGEST_SUSPECT_S = 5.0
@@ -57,7 +67,7 @@ class Coordinator:
         *,
         options: RendezvousOptions,
         identity: AgentIdentity,
-        host_store: HostStore = NoStore,
+        stores: StoreHost | None = None,
         clock: Clock = SYSTEM_CLOCK,
         on_change: Callable[[], None] = _nothing,
         emit: Emit = _ignore,
@@ -65,12 +75,12 @@ class Coordinator:
         self.options, self.identity = options, identity
         self._store, self._clock = store, clock
         self._keys = Keys.of(prefix=options.prefix, job_id=options.job_id)
-        self._host_store, self._on_change = host_store, on_change
-        self._probes = ProbeListener(identity.agent, address=identity.address)
+        self._stores, self._on_change = stores or NoStores(), on_change
+        self._probes: ProbeListener | None = None
         self._registration = Registration(
             store,
             keys=self._keys,
-            member=_member_of(identity, probe_port=self._probes.port),
+            member=first_member(identity),
             ttl_s=options.ttl_s,
             clock=clock,
             on_registered=self._registered,
@@ -78,11 +88,7 @@ class Coordinator:
         self._leader = Leader(store, keys=self._keys, limits=options.limits, clock=clock, emit=emit)
         self._election = Election(store, keys=self._keys, agent=identity.agent, lead=self._leader.lead)
         self._commits = Commits(store, keys=self._keys, agent=identity.agent, clock=clock)
-        self._watch: Watch | None = None
-        self._changed = threading.Condition()
-        self._world: World | None = None
-        self._world_known = False
-        self._unreadable: StoreError | None = None
+        self._watch = WorldWatch(store, key=self._keys.world, on_change=self._world_changed)
         self._generation = 0
         self._seen_closed = 0
         self._next_store: HostedStore | None = None
@@ -99,21 +105,32 @@ class Coordinator:
         return self._election.is_leader
 
     @property
+    def lease(self) -> int:
+        """The id of the lease that this agent's keys live by."""
+        return self._registration.member.lease
+
+    @property
     def lease_valid_until_s(self) -> float:
         """Until when the lease holds for certain, on this coordinator's clock."""
         return self._registration.valid_until_s
 
-    def start(self) -> None:
-        """Register this agent: it is alive, and asks for nothing yet.
+    def start(self, *, slots: int | None = None, exporter: str | None = None) -> None:
+        """Register this agent: it is alive, and asks for nothing yet. What is given replaces the identity's.
 
         Raises:
             StoreUnavailable: no endpoint answered within connect_timeout_s.
-            StoreRefused: wrong credentials.
+            StoreRefused: wrong credentials. UsageError: this machine does not have the identity's address.
         """
-        self._probes.start()
         try:
+            self._probes = ProbeListener(self.identity.agent, address=self.identity.address)
+            self._probes.start()
+            self._registration.note(
+                slots=self.identity.slots if slots is None else slots,
+                exporter=self.identity.exporter if exporter is None else exporter,
+                probe_port=self._probes.port,
+            )
             self._connect()
-            self._watch = self._store.watch(self._keys.world, on_update=self._on_world, on_break=self._on_break)
+            self._watch.start()
             self._election.start()
         except BaseException:
             self.stop()
@@ -123,10 +140,10 @@ class Coordinator:
         """End all threads and take this agent out of the job; without `revoke` its keys stay until the lease ends."""
         self._leader.stop()
         self._election.stop()
-        if self._watch is not None:
-            self._watch.cancel()
+        self._watch.stop()
         self._registration.stop(revoke=revoke)
-        self._probes.stop()
+        if self._probes is not None:
+            self._probes.stop()
         for hosted in (self._next_store, self._current_store):
             if hosted is not None:
                 hosted.close()
@@ -149,7 +166,7 @@ class Coordinator:
         """
         started_s = self._clock.monotonic_s()
         if self._next_store is None:
-            self._next_store = self._host_store(self.identity.address)
+            self._next_store = self._stores.open(self.identity.address)
         self._registration.publish(
             state=MemberState.JOINING,
             ended_generation=self._generation,
@@ -166,8 +183,8 @@ class Coordinator:
 
     def regroup(self) -> Regroup | None:
         """Whether this agent's generation is over, and why. Never blocks, never raises."""
-        world, generation = self._world, self._generation
-        if not generation or not self._world_known:
+        world, generation = self._watch.world, self._generation
+        if not generation or not self._watch.known:
             return None
         if world is None:
             reason = "the store has lost this job's world"
@@ -213,13 +230,14 @@ class Coordinator:
 
     def world(self) -> World | None:
         """The newest world known."""
-        return self._world
+        return self._watch.world
 
-    def wait_closed(self, timeout_s: float) -> JobClosed | None:
-        """How the job ended, as soon as it has; None after `timeout_s`."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed() is not None, timeout=timeout_s)
-            return self._closed()
+    def wait_closed(self, timeout_s: float | None = None) -> JobClosed:
+        """How the job ended, after `done`. Without news for `timeout_s` it succeeded: the final state is durable."""
+        self._watch.wait(lambda: self._closed() is not None, timeout_s=timeout_s)
+        heard = self._closed()
+        reason = f"done here; the end of the job was not heard of within {timeout_s} s"
+        return heard or JobClosed(outcome=Outcome.SUCCEEDED, exit_code=0, reason=reason)
 
     # -- below: parts of the above
 
@@ -244,15 +262,13 @@ class Coordinator:
         suspect_at_s = self._clock.monotonic_s() + suspect_s
         pause_s = max(suspect_s, self.options.suspect_s)
         while True:
-            with self._changed:
-                world = self._seated()
-                if world is not None:
-                    return world
-                self._changed.wait(_POLL_S if suspect_s else 0.0)
+            self._watch.wait(self._settled, timeout_s=_POLL_S if suspect_s else 0.0)
+            if (world := self._seated()) is not None:
+                return world
             now_s = self._clock.monotonic_s()
             if interrupted():
                 raise Preempted("asked to leave while waiting for a generation")
-            if self._world is not None and self._world.phase is Phase.FORMED:
+            if (running := self._watch.world) is not None and running.phase is Phase.FORMED:
                 deadline_s = now_s + limit_s
             if now_s >= deadline_s:
                 raise self._timed_out(limit_s)
@@ -261,20 +277,25 @@ class Coordinator:
                 suspect_s, suspect_at_s = pause_s, now_s + pause_s
                 pause_s = min(2 * pause_s, _LONGEST_SUSPECT_S)
 
+    def _settled(self) -> bool:
+        return self._closed() is not None or self._seat_of(self._watch.world) is not None
+
     def _seated(self) -> World | None:
         """The world that this agent waits for, if it is there. Raises JobClosed."""
-        if self._unreadable is not None:
-            raise self._unreadable
+        self._watch.check()
         if (closed := self._closed()) is not None:
             raise closed
-        world = self._world
+        world = self._watch.world
+        return world if self._seat_of(world) is not None else None
+
+    def _seat_of(self, world: World | None) -> Seat | None:
         if world is None or world.phase is not Phase.FORMED or world.generation <= self._generation:
             return None
-        return world if world.seat_of(self.identity.agent) is not None else None
+        return world.seat_of(self.identity.agent)
 
     def _enter(self, world: World, *, seconds: float) -> Membership:
         seat = world.seat_of(self.identity.agent)
-        assert seat is not None
+        assert seat is not None  # _await_seat has looked
         self._generation = world.generation
         self._registration.note(last_generation=world.generation, report=None)
         if self._current_store is not None:
@@ -289,16 +310,16 @@ class Coordinator:
             store_address=world.store_address,
             store_port=world.store_port,
             seconds=seconds,
-            hosted=self._current_store,
+            store=self._stores.private() if self._current_store is None else self._current_store.store,
             leader=self.is_leader,
         )
 
     def _closed(self) -> JobClosed | None:
-        world = self._world
+        world = self._watch.world
         if world is None or world.phase is not Phase.CLOSED or world.generation <= self._seen_closed:
             return None
         outcome = world.outcome or Outcome.FAILED
-        return JobClosed(outcome=outcome, code=world.exit_code, reason=world.reason, text=world.text)
+        return JobClosed(outcome=outcome, exit_code=world.exit_code, reason=world.reason, text=world.text)
 
     def _timed_out(self, limit_s: float) -> ElasticError:
         if (trouble := self._registration.trouble) is not None:
@@ -315,33 +336,6 @@ class Coordinator:
         self._leader.reconsider()
         self._election.stand_again()
 
-    def _on_world(self, update: Update) -> None:
-        with self._changed:
-            try:
-                self._world = world_from_json(update.entries[-1].value) if update.entries else None
-                self._unreadable = None
-            except StoreError as error:
-                self._unreadable = error
-            self._world_known = True
-            self._changed.notify_all()
+    def _world_changed(self) -> None:
         self._leader.world_changed()
         self._on_change()
-
-    def _on_break(self, reason: str) -> None:
-        _log.info("the watch of the world broke (%s); it mends itself", reason)
-
-
-def _member_of(identity: AgentIdentity, *, probe_port: int) -> Member:
-    return Member(
-        agent=identity.agent,
-        node=identity.node,
-        address=identity.address,
-        slots=identity.slots,
-        probe_port=probe_port,
-        store_port=0,
-        lease=0,
-        state=MemberState.IDLE,
-        exporter=identity.exporter,
-        fingerprint=identity.fingerprint,
-        root_generation=identity.root_generation,
-    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastic.errors import ElasticError, StoreError
+from elastic.errors import ElasticError, ExitCode, StoreError
 from elastic.events import Outcome
 
 
@@ -11,11 +11,11 @@ class LeaseEnded(StoreError):
 
 
 class JobClosed(ElasticError):
-    """The job is over, well or not; `text` is its last word (a root traceback, where there is one)."""
+    """The job is over, well or not, with its exit code. `text` is its last word: the root traceback, or the reason."""
 
-    def __init__(self, *, outcome: Outcome, code: int, reason: str, text: str = "") -> None:
+    def __init__(self, *, outcome: Outcome, exit_code: int, reason: str, text: str = "") -> None:
         self.outcome = outcome
-        self.code = code
+        self.exit_code = ExitCode(exit_code)  # type: ignore[misc]  # unlike other errors, this one tells another's end
         self.reason = reason
-        self.text = text
-        super().__init__(f"the job {outcome} with exit code {code}: {reason}")
+        self.text = text or reason
+        super().__init__(f"the job {outcome} with exit code {exit_code}: {reason}")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from elastic.events import Cause
-from elastic.rendezvous.model import Seat, World
+from elastic.rendezvous.model import Member, MemberState, Seat, World
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,36 +20,51 @@ class AgentIdentity:
     agent: str
     node: str
     address: str
-    slots: int
+    slots: int = 1
     exporter: str = ""
     fingerprint: str = ""
     root_generation: int = 0
 
 
 class HostedStore(Protocol):
-    """A store for workers that already listens on this agent."""
+    """A store for workers that listens on this agent. `store` is what torch's parts of the agent are given."""
 
     @property
     def port(self) -> int: ...
 
+    @property
+    def store(self) -> Any: ...
+
     def close(self) -> None:
-        """Listen no more."""
+        """Listen no more, once nobody else holds `store`."""
         ...
 
 
-class HostStore(Protocol):
-    """Opens a store for the next generation, on this address only."""
+class StoreHost(Protocol):
+    """Where an agent gets its stores from."""
 
-    def __call__(self, address: str) -> HostedStore: ...
+    def open(self, address: str) -> HostedStore:
+        """A store for the next generation, that listens on this address only."""
+        ...
+
+    def private(self) -> Any:
+        """A store of this process alone, for an agent that hosts none."""
+        ...
 
 
-class NoStore:
+class NoStores:
     """For coordinators whose workers need no store."""
 
     port = 0
+    store = None
 
-    def __init__(self, address: str = "") -> None:
-        self.address = address
+    def open(self, address: str) -> HostedStore:
+        """Nothing listens."""
+        return self
+
+    def private(self) -> Any:
+        """None."""
+        return None
 
     def close(self) -> None:
         """Nothing to do."""
@@ -59,8 +74,8 @@ class NoStore:
 class Membership:
     """This agent's place in a generation. `seconds` from asking to agreed.
 
-    `hosted` is set on the agent of seat 0: the store that listens at `store_address`:`store_port`. It stays open
-    until this agent joins another generation or stops.
+    `store`: on the agent of seat 0 the one that listens at `store_address`:`store_port` until this agent joins another
+    generation or stops; elsewhere a private one. Agents exchange nothing through it; workers connect to the former.
     """
 
     generation: int
@@ -69,7 +84,7 @@ class Membership:
     store_address: str
     store_port: int
     seconds: float
-    hosted: HostedStore | None
+    store: Any
     leader: bool
 
 
@@ -94,3 +109,20 @@ class CommitVerdict:
 
     granted: bool
     reason: str
+
+
+def first_member(identity: AgentIdentity) -> Member:
+    """What an agent's key says before it asks for anything; ports and lease follow."""
+    return Member(
+        agent=identity.agent,
+        node=identity.node,
+        address=identity.address,
+        slots=identity.slots,
+        probe_port=0,
+        store_port=0,
+        lease=0,
+        state=MemberState.IDLE,
+        exporter=identity.exporter,
+        fingerprint=identity.fingerprint,
+        root_generation=identity.root_generation,
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import uuid
 from collections.abc import Callable
@@ -21,15 +22,26 @@ PEER_LOST = FailureReport(cause=Cause.PEER_LOST, rank=0, step=1, signature="", c
 class FakeStore:
     """A hosted store that only knows whether it is open."""
 
-    next_port = 20000
-
-    def __init__(self, address: str) -> None:
-        type(self).next_port += 1
-        self.port = type(self).next_port
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.store = self
         self.is_open = True
 
     def close(self) -> None:
         self.is_open = False
+
+
+class FakeStores:
+    """Opens fake stores, each with a port of its own."""
+
+    def __init__(self) -> None:
+        self._ports = itertools.count(20000)
+
+    def open(self, address: str) -> FakeStore:
+        return FakeStore(next(self._ports))
+
+    def private(self) -> None:
+        return None
 
 
 class FakeAgent:
@@ -44,7 +56,7 @@ class FakeAgent:
             store,
             options=options,
             identity=identity,
-            host_store=FakeStore,
+            stores=FakeStores(),
             on_change=self._tell,
             emit=self._note,
         )
@@ -55,6 +67,7 @@ class FakeAgent:
         self._report: FailureReport | None = None
         self._order = ""
         self.holds_on = False
+        self.left = False
         self._thread = threading.Thread(target=self._run, name=f"agent-{node}", daemon=True)
 
     @property
@@ -115,6 +128,9 @@ class FakeAgent:
                     self._report = None
                     self._news.notify_all()
                 self._work()
+                if self.left:
+                    self.coordinator.stop()
+                    return
         except ElasticError as error:
             with self._news:
                 self.ended = error
@@ -127,10 +143,10 @@ class FakeAgent:
                 order, self._order = self._order, self._order if self._order == "end" else ""
             if order == "done":
                 self.coordinator.done()
-                if (closed := self.coordinator.wait_closed(10)) is not None:
-                    raise closed
-            elif order == "leave":
+                raise self.coordinator.wait_closed(10)
+            if order == "leave":
                 self.coordinator.leave()
+                self.left = True
             else:
                 if (over := self._over()) is not None:
                     self.regroups.append(over)

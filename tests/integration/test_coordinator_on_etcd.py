@@ -15,15 +15,13 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.fixture
-def own_etcd():
-    server = EtcdServer().start()
-    yield server
-    server.stop()
+def own_etcd(tmp_path):
+    with EtcdServer(tmp_path / "etcd") as server:
+        yield server
 
 
 @pytest.fixture
 def make_job(request):
-    before = set(threading.enumerate())
     jobs = []
 
     def make(server, **options):
@@ -36,8 +34,6 @@ def make_job(request):
     yield make
     for job in jobs:
         job.close()
-    left = {thread.name for thread in set(threading.enumerate()) - before}
-    assert not {name for name in left if name.startswith(("elastic", "agent"))}
 
 
 def test_worlds_3_2_3_1_in_under_a_second_each(etcd, make_job):
@@ -63,7 +59,7 @@ def test_worlds_3_2_3_1_in_under_a_second_each(etcd, make_job):
     assert a.memberships[-1].world.cause is Cause.NODE_LOST
     a.done()
     (closed,) = job.expect_end([a])
-    assert (closed.outcome, closed.code) == (Outcome.SUCCEEDED, 0)
+    assert (closed.outcome, closed.exit_code) == (Outcome.SUCCEEDED, 0)
     assert max(seconds) < 2, seconds
 
 
@@ -93,12 +89,11 @@ def test_etcd_killed_and_started_again_leaves_the_generation_as_it_is(own_etcd, 
 def test_etcd_frozen_for_longer_than_every_lease_leaves_the_generation_as_it_is(own_etcd, make_job):
     job = make_job(own_etcd, max_nodes=3, grace_s=5)
     a, b = job.start("a", "b")
-    leases = {agent.node: agent.coordinator._registration.member.lease for agent in (a, b)}
+    leases = [agent.coordinator.lease for agent in (a, b)]
     own_etcd.pause()
-    job.until(lambda: False, what="nothing", deadline_s=3.5) if False else threading.Event().wait(3.5)
+    threading.Event().wait(3.5)  # the fault's own length: longer than a lease of 2 s
     own_etcd.resume()
-    assert a.coordinator.commit("one", timeout_s=20).granted or True
     c = job.add("c")
     job.expect([a, b, c], size=3, after=1, deadline_s=20)
     assert [regroup.planned for regroup in a.regroups] == [True], a.regroups
-    assert leases
+    assert all(old != agent.coordinator.lease for old, agent in zip(leases, (a, b), strict=True)), "leases had ended"

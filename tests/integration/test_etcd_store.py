@@ -1,7 +1,5 @@
 """The etcd store does what every store must, and lives through what etcd does to it."""
 
-import threading
-
 import pytest
 
 from elastic.errors import StoreRefused, StoreUnavailable
@@ -14,27 +12,16 @@ from tests.harness.store_contract import Heard, StoreContract
 pytestmark = pytest.mark.integration
 
 
-@pytest.fixture(scope="module")
-def etcd():
-    """One etcd for the tests of this module that leave it as it is."""
-    server = EtcdServer().start()
-    yield server
-    server.stop()
-
-
 def open_store(*endpoints, **options):
     return EtcdStore(RendezvousOptions(job_id="j", min_nodes=1, max_nodes=1, endpoints=endpoints, **options))
 
 
 @pytest.fixture
 def store(etcd):
-    before = set(threading.enumerate())
     store = open_store(etcd.endpoint)
     yield store
     store.transact([], ops=[Delete(entry.key) for entry in store.range("/").entries])
     store.close()
-    left = {thread for thread in set(threading.enumerate()) - before if thread.name.startswith("elastic")}
-    assert not left, "a thread was left behind"
 
 
 @pytest.fixture
@@ -47,10 +34,9 @@ class TestEtcdStore(StoreContract):
 
 
 @pytest.fixture
-def own_etcd():
-    server = EtcdServer().start()
-    yield server
-    server.stop()
+def own_etcd(tmp_path):
+    with EtcdServer(tmp_path / "etcd") as server:
+        yield server
 
 
 def test_a_watch_goes_on_after_etcd_was_killed(own_etcd):

@@ -1,0 +1,76 @@
+"""Assemble: from torchrun's parameters to a handler with its coordinator, store and stores. Starts nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import platform
+import socket
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.distributed.elastic.rendezvous.api import RendezvousParameters
+
+from elastic import __version__
+from elastic.clock import SYSTEM_CLOCK, Clock
+from elastic.config.model import Settings
+from elastic.events import Emit, Event
+from elastic.rendezvous.address import address_towards
+from elastic.rendezvous.coordinator import AgentIdentity, Coordinator
+from elastic.rendezvous.etcd import EtcdStore
+from elastic.rendezvous.handler import EtcdV3Handler
+from elastic.rendezvous.parameters import options_from
+from elastic.rendezvous.torch_store import TorchStores
+
+
+def _nothing() -> None:
+    """The default for `on_change`."""
+
+
+def _ignore(event: Event) -> None:
+    """The default for `emit`."""
+
+
+def assemble(
+    parameters: RendezvousParameters,
+    *,
+    environ: Mapping[str, str],
+    settings: Settings | None = None,
+    job_id: str | None = None,
+    node: str | None = None,
+    agent: str | None = None,
+    root_generation: int = 0,
+    clock: Clock = SYSTEM_CLOCK,
+    on_change: Callable[[], None] = _nothing,
+    emit: Emit = _ignore,
+) -> EtcdV3Handler:
+    """A handler for these parameters; --rdzv-conf beats the settings. The number of workers is told at `start`.
+
+    Raises:
+        ConfigError: endpoints or options that cannot be understood. StoreUnavailable: no way to any endpoint.
+    """
+    options = options_from(parameters, environ=environ, defaults=_defaults(settings) if settings else None)
+    if job_id is not None:
+        options = dataclasses.replace(options, job_id=job_id)
+    identity = AgentIdentity(
+        agent=agent or uuid.uuid4().hex,
+        node=node or socket.gethostname(),
+        address=options.local_address or address_towards(options.endpoints),
+        fingerprint=f"elastic {__version__}, torch {torch.__version__}, python {platform.python_version()}",
+        root_generation=root_generation,
+    )
+    store = EtcdStore(options, clock=clock)
+    coordinator = Coordinator(
+        store, options=options, identity=identity, stores=TorchStores(), clock=clock, on_change=on_change, emit=emit
+    )
+    return EtcdV3Handler(
+        coordinator, backend=parameters.backend, endpoint=",".join(options.endpoints), close_store=store.close
+    )
+
+
+def _defaults(settings: Settings) -> dict[str, Any]:
+    """The settings by the names of the options. A lease lasts whole seconds."""
+    values = dataclasses.asdict(settings.rendezvous) | {"no_progress_limit": settings.job.no_progress_limit}
+    return values | {"ttl_s": math.ceil(settings.rendezvous.ttl_s)}
