@@ -35,10 +35,11 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What the agent said to a request. `value` is JSON text or None."""
+    """What the agent said to a request. `value` is JSON text or None. `stale`: a newer generation exists."""
 
     granted: bool
     reason: str
+    stale: bool = False
     value: str | None = None
 
 
@@ -135,7 +136,7 @@ class AgentLink:
         while self._asked not in self._answers:
             self._receive(ANSWER_LIMIT_S)
         answer = self._answers.pop(self._asked)
-        return Answer(granted=answer["granted"], reason=answer["reason"], value=answer.get("value"))
+        return Answer(**answer)
 
     def regroup_wanted(self) -> bool:
         while select.select([self._socket], [], [], 0)[0]:
@@ -160,4 +161,4 @@ class AgentLink:
             if "control" in message:
                 self._regroup = True
             else:
-                self._answers[message["answer"]] = message
+                self._answers[message["id"]] = message["answer"]

@@ -152,4 +152,3 @@ def _names(directory: str, storage: Storage) -> list[str]:
 def _model_shards(names: list[str]) -> list[str]:
     shards = ((name, parse_shard_name(name)) for name in names)
     return [name for name, shard in shards if shard is not None and shard.kind is ShardKind.MODEL]
-

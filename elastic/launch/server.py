@@ -9,7 +9,7 @@ import socket
 import tempfile
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -124,8 +124,7 @@ class WorkerServer:
                 self._send(peer, _REGROUP)
         elif "ask" in message:
             answer = self._callbacks.ask(message["ask"], message.get("value"))
-            reply = {"answer": message["id"], "granted": answer.granted, "reason": answer.reason, "value": answer.value}
-            self._send(peer, reply)
+            self._send(peer, {"id": message["id"], "answer": asdict(answer)})
 
     def _send(self, peer: _Peer, message: dict[str, Any]) -> None:
         try:

@@ -17,7 +17,8 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous.api import RendezvousParameters
 
 from elastic import __version__
-from elastic.checkpoint.survey import newest_generation
+from elastic.checkpoint.storage import PosixStorage
+from elastic.checkpoint.survey import highest_generation
 from elastic.clock import Clock
 from elastic.config.model import Settings
 from elastic.events import AgentStarted, EventFile, WorldFormed
@@ -83,7 +84,7 @@ class Stage:
             job_id=job_id,
             node=node,
             agent=self._agent,
-            root_generation=newest_generation(settings.checkpoint.save_path),
+            root_generation=highest_generation(settings.checkpoint.save_path, storage=PosixStorage()),
             clock=clock,
             on_change=self.wake.wake,
             emit=self.observer.emit,
@@ -164,7 +165,7 @@ class Stage:
             return Answer(granted=True, reason="", value=self.coordinator.commit_record())
         if what == "commit" and value is not None:
             verdict = self.coordinator.commit(value)
-            return Answer(granted=verdict.granted, reason=verdict.reason)
+            return Answer(granted=verdict.granted, reason=verdict.reason, stale=verdict.stale)
         return Answer(granted=False, reason=f"the agent does not know the request {what!r}; versions differ")
 
     def _start_exporter(self) -> str:

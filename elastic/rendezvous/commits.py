@@ -31,7 +31,7 @@ class Commits:
             try:
                 if self._store.transact(conditions, ops=[Put(self._keys.commit, value)]).succeeded:
                     return CommitVerdict(granted=True, reason=f"generation {generation} holds")
-                return CommitVerdict(granted=False, reason=self._why_refused(generation))
+                return self._refused(generation)
             except StoreError as error:
                 if self._clock.monotonic_s() >= deadline_s:
                     return CommitVerdict(granted=False, reason=f"the store did not confirm the commit: {error}")
@@ -42,9 +42,11 @@ class Commits:
         entry = self._store.get(self._keys.commit)
         return entry.value if entry else None
 
-    def _why_refused(self, generation: int) -> str:
+    def _refused(self, generation: int) -> CommitVerdict:
         entry = self._store.get(self._keys.generation)
         newest = entry.value if entry else "none"
-        if newest != str(generation):
-            return f"this agent belongs to generation {generation}, the newest is {newest}"
-        return f"the lease of this agent has ended in generation {generation}"
+        if newest == str(generation):
+            return CommitVerdict(granted=False, reason=f"the lease of this agent has ended in generation {generation}")
+        # Without the key the store has lost its data; the agents will agree anew, and nobody is ahead of us.
+        reason = f"this agent belongs to generation {generation}, the newest is {newest}"
+        return CommitVerdict(granted=False, reason=reason, stale=entry is not None)

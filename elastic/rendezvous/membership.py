@@ -105,10 +105,14 @@ class Regroup:
 
 @dataclass(frozen=True, kw_only=True)
 class CommitVerdict:
-    """Whether a commit record was written. Not granted: it was not, or nobody can tell (the store was away)."""
+    """Whether a commit record was written. Not granted: it was not, or nobody can tell (the store was away).
+
+    `stale`: it was not and never will be, since a newer generation exists.
+    """
 
     granted: bool
     reason: str
+    stale: bool = False
 
 
 def first_member(identity: AgentIdentity) -> Member:

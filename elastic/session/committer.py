@@ -23,7 +23,7 @@ class AgentCommitter:
     def commit(self, record: CommitRecord) -> CommitVerdict:
         """Make an iteration the one that counts, if this generation still is the present one."""
         answer = self._link.ask("commit", value=json.dumps(record.to_plain(), sort_keys=True))
-        return CommitVerdict(granted=answer.granted, reason=answer.reason)
+        return CommitVerdict(granted=answer.granted, reason=answer.reason, stale=answer.stale)
 
 
 class Bystander:

@@ -151,7 +151,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="elastic-bench-") as name:
         directory = Path(name)
         own, cold = [], []
-        with EtcdServer() as server:
+        with EtcdServer(directory / "etcd") as server:
             for number in range(1 if args.quick else args.rounds):
                 place = directory / f"round{number}"
                 place.mkdir()

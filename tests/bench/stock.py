@@ -126,7 +126,7 @@ class StockRun:
 def measure_stock(environment: Path, directory: Path, *options: str) -> StockResult:
     """Run stock once."""
     torchrun = make_environment(environment)
-    server = EtcdServer()
+    server = EtcdServer(directory / "etcd")
     server.start("--enable-v2=true")
     run = StockRun(torchrun, directory, server.endpoint, *options)
     try:

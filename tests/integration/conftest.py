@@ -10,7 +10,7 @@ from elastic.local.etcd import EtcdServer
 
 
 @pytest.fixture(scope="session")
-def etcd() -> Iterator[EtcdServer]:
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
     """One etcd with API v2 disabled, as it is by default. Every test has a job of its own in it."""
-    with EtcdServer() as server:
+    with EtcdServer(tmp_path_factory.mktemp("etcd")) as server:
         yield server
