@@ -6,10 +6,10 @@ PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint types clean
+.PHONY: help setup test demo bench-recovery lint types clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(INSTALLED)  ## make .venv and install what the project needs (once, and when the pins change)
 
@@ -26,6 +26,12 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 test: setup  ## run all tests, lint and types included (ARGS: more arguments for pytest)
 	@$(PY) -m pytest $(ARGS)
+
+demo: setup  ## train on 3 nodes, kill one, add one; ends with an account of it
+	@$(PY) -m elastic demo
+
+bench-recovery: setup  ## seconds from a fault to the next step, beside stock torchrun in the same run
+	@$(PY) -m tests.bench.recovery
 
 lint: setup  ## check style
 	@$(PY) -m ruff check .

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 def say(text: str) -> None:
     """One line, or several, on stdout."""
     sys.stdout.write(text + "\n")
+    sys.stdout.flush()
 
 
 def complain(text: str) -> None:

@@ -145,7 +145,7 @@ class Agent(LocalElasticAgent):
             killed=frozenset(workers.killed),
         )
         for end in exits:
-            if end.exit_code != ExitCode.DONE and end.exit_code != ExitCode.REGROUP and end.pid not in workers.killed:
+            if end.meant not in (ExitCode.DONE, ExitCode.REGROUP) and end.pid not in workers.killed:
                 lost = WorkerLost(worker_rank=end.rank, pid=end.pid, cause=cause_of(end), reason=describe(end))
                 self._stage.observer.emit(lost)
         workers.close()
@@ -155,7 +155,8 @@ class Agent(LocalElasticAgent):
         return verdict
 
     def _all_blameless(self, workers: WorkerProcesses) -> bool:
-        return all(end.exit_code in (ExitCode.PEER_LOST, ExitCode.REGROUP, 0) for end in workers.ended.values())
+        blameless = (ExitCode.PEER_LOST, ExitCode.REGROUP, ExitCode.DONE)
+        return all(self._exit_of(local_rank).meant in blameless for local_rank in workers.ended)
 
     def _exit_of(self, local_rank: int) -> WorkerExit:
         assert self._workers is not None  # called while settling

@@ -24,6 +24,12 @@ class WorkerExit:
     order: int
     told: Failure | None = None
 
+    @property
+    def meant(self) -> int:
+        """The exit code that the worker announced, else the real one. Taking down a broken process group may crash
+        a worker after its last word; what it said is why it ended."""
+        return self.told.exit_code if self.told is not None else self.exit_code
+
 
 class Ending(enum.Enum):
     """How a node's part of a generation ended."""
@@ -58,12 +64,12 @@ def judge(exits: Sequence[WorkerExit], *, step: int, committed_steps: int, kille
     own = [end for end in exits if end.pid not in killed]
     if own and all(end.exit_code == ExitCode.DONE for end in exits):
         return Verdict(ending=Ending.FINISHED, reason="all workers of this node finished")
-    guilty = sorted((end for end in own if end.exit_code not in _BLAMELESS), key=lambda end: end.order)
+    guilty = sorted((end for end in own if end.meant not in _BLAMELESS), key=lambda end: end.order)
     if guilty:
         root = guilty[0]
         report = _report(root, step=step, committed_steps=committed_steps)
         return Verdict(ending=Ending.FAILED, reason=describe(root), report=report, root=root)
-    lost = next((end for end in own if end.exit_code == ExitCode.PEER_LOST), None)
+    lost = next((end for end in own if end.meant == ExitCode.PEER_LOST), None)
     if lost is not None:
         report = _report(lost, step=step, committed_steps=committed_steps)
         return Verdict(ending=Ending.FAILED, reason=describe(lost), report=report, root=lost)
@@ -72,19 +78,19 @@ def judge(exits: Sequence[WorkerExit], *, step: int, committed_steps: int, kille
 
 def cause_of(end: WorkerExit) -> Cause:
     """The event vocabulary's word for an exit."""
-    if end.exit_code == ExitCode.PEER_LOST:
+    if end.meant == ExitCode.PEER_LOST:
         return Cause.PEER_LOST
-    return Cause.WORKER_SIGNAL if end.exit_code < 0 else Cause.WORKER_EXIT
+    return Cause.WORKER_SIGNAL if end.meant < 0 else Cause.WORKER_EXIT
 
 
 def describe(end: WorkerExit) -> str:
     """An exit in words."""
-    if end.exit_code < 0:
-        return f"worker {end.rank} (pid {end.pid}) was killed by {_signal_name(-end.exit_code)}"
-    if end.exit_code == ExitCode.PEER_LOST:
+    if end.meant < 0:
+        return f"worker {end.rank} (pid {end.pid}) was killed by {_signal_name(-end.meant)}"
+    if end.meant == ExitCode.PEER_LOST:
         return f"worker {end.rank} lost a peer"
     last_line = end.told.text.strip().splitlines()[-1] if end.told and end.told.text.strip() else ""
-    return f"worker {end.rank} (pid {end.pid}) ended with exit code {end.exit_code}" + (
+    return f"worker {end.rank} (pid {end.pid}) ended with exit code {end.meant}" + (
         f": {last_line}" if last_line else ""
     )
 
@@ -97,7 +103,7 @@ def _report(end: WorkerExit, *, step: int, committed_steps: int) -> FailureRepor
         step=max(step, told.step if told else 0),
         signature=told.signature if told else f"exit {end.exit_code}",
         text=told.text if told else describe(end),
-        exit_code=end.exit_code,
+        exit_code=end.meant,
         committed_steps=committed_steps,
     )
 

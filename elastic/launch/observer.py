@@ -68,7 +68,7 @@ class Observer:
     def fault(self, cause: Cause) -> None:
         """This node's part of the generation is over, now."""
         with self._lock:
-            self._watch.fault(cause, now_s=self._clock.monotonic_s())
+            self._watch.fault(cause, generation=self._generation, now_s=self._clock.monotonic_s())
 
     def worker_said(self, line: str) -> None:
         """An encoded record of a worker. It is in the event file already."""
@@ -81,7 +81,8 @@ class Observer:
             if isinstance(record.event, Restored):
                 self._watch.restored(record.event)
             elif isinstance(record.event, StepCommitted):
-                recovered = self._watch.committed(record.event, now_s=self._clock.monotonic_s())
+                now_s = self._clock.monotonic_s()
+                recovered = self._watch.committed(record.event, generation=record.generation, now_s=now_s)
         if recovered is not None and self._is_leader():
             self.emit(recovered)
             logger.info(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from elastic.events import Cause, Recovered, Restored, StepCommitted
 
@@ -14,6 +14,8 @@ class Fault:
     cause: Cause
     at_s: float
     reached_steps: int
+    generation: int
+    """The one that ended. Its workers may still commit a step when the end is planned."""
 
 
 class RecoveryWatch:
@@ -27,24 +29,29 @@ class RecoveryWatch:
         self._fault: Fault | None = None
         self._restored_steps: int | None = None
 
-    def fault(self, cause: Cause, *, now_s: float) -> None:
-        """A generation ended. The first fault since the last committed step is what the recovery is counted from."""
+    def fault(self, cause: Cause, *, generation: int, now_s: float) -> None:
+        """A generation ended. A recovery is counted from the first fault since a newer generation's step."""
         self._restored_steps = None
         if self._fault is None:
-            self._fault = Fault(cause=cause, at_s=now_s, reached_steps=self.step)
+            self._fault = Fault(cause=cause, at_s=now_s, reached_steps=self.step, generation=generation)
 
     def restored(self, event: Restored) -> None:
         """Workers stand where a checkpoint put them."""
         self._restored_steps = event.iteration
 
-    def committed(self, event: StepCommitted, *, now_s: float) -> Recovered | None:
-        """A step is done; the first one after a fault ends the recovery."""
+    def committed(self, event: StepCommitted, *, generation: int, now_s: float) -> Recovered | None:
+        """A step is done; the first one of a generation after the fault's ends the recovery."""
         if event.iteration > self.step:
             self.committed_steps += 1
-        fault, self._fault = self._fault, None
         self.step = event.iteration
+        fault = self._fault
         if fault is None:
             return None
+        if generation <= fault.generation:
+            # A planned end: what is committed until then is not lost.
+            self._fault = replace(fault, reached_steps=event.iteration)
+            return None
+        self._fault = None
         back_at = self._restored_steps if self._restored_steps is not None else event.iteration - 1
         return Recovered(
             cause=fault.cause,

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 
 from elastic.clock import SYSTEM_CLOCK, Clock
-from elastic.data.audit import Account, account
+from elastic.data.audit import Account
 from elastic.errors import ElasticError
 from elastic.events import (
     AgentStarted,
@@ -27,6 +27,7 @@ from elastic.events import (
     WorldFormed,
     read_records,
 )
+from elastic.history import audit_run
 from elastic.local.cluster import Cluster, ClusterSpec
 from elastic.local.etcd import EtcdServer
 
@@ -153,7 +154,7 @@ def _account(cluster: Cluster, recovered: Recovered, join_s: float, scraped: dic
         join_s=join_s,
         first_loss=fmean(ordered[:LOSS_STEPS]),
         last_loss=fmean(ordered[-LOSS_STEPS:]),
-        account=account(records, order=None),
+        account=audit_run(cluster.save_path),
         scraped=scraped,
     )
     _check(result, records)
@@ -163,10 +164,8 @@ def _account(cluster: Cluster, recovered: Recovered, join_s: float, scraped: dic
 def _check(result: DemoResult, records: list[Record]) -> None:
     if not any(isinstance(r.event, RunFinished) and r.event.iteration >= 1 for r in records):
         raise DemoFailed("no worker said that the run finished")
-    if result.account.problems:
-        raise DemoFailed("the sample account does not add up: " + "; ".join(result.account.problems[:5]))
-    if result.account.used_twice or result.account.never_used:
-        raise DemoFailed(f"samples used twice or never: {result.account}")
+    if not result.account.exact:
+        raise DemoFailed(f"the sample account does not add up: {result.account}")
     if not result.last_loss < LOSS_RATIO * result.first_loss:
         raise DemoFailed(f"the loss went from {result.first_loss:.3f} to {result.last_loss:.3f} only")
 

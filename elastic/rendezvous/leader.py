@@ -134,7 +134,7 @@ class Leader:
         said = f"{type(verdict).__name__.lower()}: {verdict.reason}"
         if said != self._said:
             self._said = said
-            _log.info("leader: %s", said)
+            _log.log(logging.DEBUG if isinstance(verdict, Wait | Probe) else logging.INFO, "leader: %s", said)
 
     def _on_members(self, update: Update) -> None:
         with self._lock:

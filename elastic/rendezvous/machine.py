@@ -13,7 +13,7 @@ import dataclasses
 from elastic.events import Cause, Outcome
 from elastic.rendezvous import round_open
 from elastic.rendezvous.budget import Judgement
-from elastic.rendezvous.model import Member, Phase, ProbeResult, Seat, World
+from elastic.rendezvous.model import FailureReport, Member, Phase, ProbeResult, Seat, World
 from elastic.rendezvous.verdict import Close, Open, Probe, Verdict, Wait
 from elastic.rendezvous.view import LeaderView, Roster, asks, roster
 
@@ -110,8 +110,9 @@ def _failed(view: LeaderView, *, world: World, seats: Roster, judgement: Judgeme
     if reports:
         _agent, report = reports[0]
         node = next(seat.node for seat in seats.back if seat.agent == reports[0][0])
-        what = f" ({report.signature})" if report.signature else ""
-        reason = f"worker {report.rank} on {node} ended at step {report.step}{what}; {judgement.reason}"
+        reason = f"worker {report.rank} on {node} {_what(report)} at step {report.step}"
+        if report.cause is not Cause.PEER_LOST:
+            reason += f"; {judgement.reason}"
         return _open(world, cause=report.cause, reason=reason, judgement=judgement)
     if world.phase is Phase.OPEN:
         return None
@@ -164,6 +165,17 @@ def _open(
         leaving=tuple(dict.fromkeys((*world.leaving, *(seat.agent for seat in leaving)))),
     )
     return Open(world=opened, reason=reason)
+
+
+def _what(report: FailureReport) -> str:
+    match report.cause:
+        case Cause.PEER_LOST:
+            return "lost a peer"
+        case Cause.WORKER_SIGNAL:
+            return "was killed by a signal"
+        case _:
+            last_line = report.text.strip().rpartition("\n")[2]
+            return f"failed ({last_line[:200]})" if last_line else "failed"
 
 
 def _nodes(seats: tuple[Seat, ...]) -> str:

@@ -14,7 +14,7 @@ LAYERS = (  # Lowest first. A module may import its own layer and every one abov
     {"errors", "world", "clock", "events", "failpoint", "config", "plan", "job", "link", "lifetime"},
     {"checkpoint", "data", "rendezvous", "metrics"},
     {"distributed", "session"},
-    {"loop", "launch"},
+    {"loop", "launch", "history"},
     {"worker", "cli", "local", "demo", "__main__"},
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

@@ -1,0 +1,50 @@
+"""History: what a run left behind, read back: its events, the settings of its newest checkpoint, its order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from elastic.checkpoint.layout import MANIFEST, MAX_JSON_BYTES
+from elastic.checkpoint.manifest import Manifest
+from elastic.checkpoint.storage import PosixStorage
+from elastic.checkpoint.survey import read_small, survey
+from elastic.config.load import from_plain
+from elastic.config.model import Settings
+from elastic.data.audit import Account, account
+from elastic.errors import UsageError
+from elastic.events import read_records
+from elastic.job import load_job
+from elastic.plan.order import Order, OrderKind
+
+
+def newest_manifest(save_path: Path) -> Manifest:
+    """The manifest of the newest whole iteration.
+
+    Raises:
+        UsageError: there is none.
+    """
+    storage = PosixStorage()
+    whole = [each for each in survey(str(save_path), storage=storage).in_place if each.problem is None]
+    if not whole:
+        raise UsageError(f"{save_path} holds no whole iteration of a run of ours; name a checkpoint.save_path")
+    place = str(save_path / max(whole, key=lambda each: each.iteration).place / MANIFEST)
+    return Manifest.from_bytes(read_small(place, storage=storage, limit_bytes=MAX_JSON_BYTES))
+
+
+def run_order(settings: Settings) -> Order:
+    """The order in which a run with these settings uses its data. Builds the data set to learn its length."""
+    length = len(load_job(settings.job.target, settings).dataset())
+    return Order(length=length, seed=settings.training.seed, kind=OrderKind(settings.data.order.value))
+
+
+def audit_run(save_path: Path) -> Account:
+    """The sample account of a run, with every step's digest computed anew.
+
+    Raises:
+        UsageError: no events, or no checkpoint that tells the run's settings.
+    """
+    records = read_records(save_path / "events")
+    if not records:
+        raise UsageError(f"{save_path}/events holds no events; name the checkpoint.save_path of a run")
+    settings = from_plain(newest_manifest(save_path).settings)
+    return account(records, order=run_order(settings))
