@@ -7,6 +7,7 @@ agent's own thread calls the methods here; only `start`, `join`, `commit` and `w
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable
 
 from elastic.clock import SYSTEM_CLOCK, Clock
@@ -48,6 +49,8 @@ __all__ = ["AgentIdentity", "CommitVerdict", "Coordinator", "JobClosed", "Member
 _POLL_S = 0.1
 _RETRY_S = 0.3
 _LONGEST_SUSPECT_S = 5.0
+# etcd refuses requests above 1.5 MB; a traceback's end is what tells.
+_LONGEST_TEXT = 20_000
 
 
 def _ignore(event: Event) -> None:
@@ -171,7 +174,7 @@ class Coordinator:
             state=MemberState.JOINING,
             ended_generation=self._generation,
             last_generation=self._generation,
-            report=report,
+            report=None if report is None else dataclasses.replace(report, text=report.text[-_LONGEST_TEXT:]),
             store_port=self._next_store.port,
         )
         world = self._await_seat(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from urllib.parse import quote
 
 
 @dataclass(frozen=True)
@@ -13,8 +14,8 @@ class Keys:
 
     @classmethod
     def of(cls, *, prefix: str, job_id: str) -> Keys:
-        """The keys of one job; a slash in either part is kept."""
-        return cls(f"{prefix.rstrip('/')}/{job_id}")
+        """The keys of one job. A slash in its id is escaped, so that no job's keys lie below another's."""
+        return cls(f"{prefix.rstrip('/')}/{quote(job_id, safe='')}")
 
     @property
     def world(self) -> str:

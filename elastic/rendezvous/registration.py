@@ -66,7 +66,8 @@ class Registration:
 
     def stop(self, *, revoke: bool) -> None:
         """Keep the lease no more; revoke it, so that the keys are gone at once, or let it run out."""
-        self._stopping = True
+        with self._writing:
+            self._stopping = True
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -80,8 +81,10 @@ class Registration:
             self._member = dataclasses.replace(self._member, **fields)  # type: ignore[arg-type]  # names of Member
 
     def publish(self, **fields: object) -> None:
-        """Change what the key says; if the store does not answer, the thread goes on trying."""
+        """Change what the key says; if the store does not answer, the thread goes on trying. Nothing after `stop`."""
         with self._writing:
+            if self._stopping:
+                return
             self.note(**fields)
             try:
                 self._write()

@@ -42,12 +42,12 @@ def gather(
     if len(joiners) < limits.min_nodes:
         return Wait(reason=_too_few(view, len(joiners)))
     if len(joiners) >= limits.max_nodes:
-        reason = f"all {limits.max_nodes} nodes are here"
+        reason = f"nodes here: all {limits.max_nodes}"
         return _form(view, joiners=joiners, cause=cause, reason=reason, failures=judgement)
     until_s = max(view.arrived_s[member.agent] for member in joiners) + limits.first_wait_s
     if now_s < until_s:
-        return Wait(until_s=until_s, reason=f"{len(joiners)} of at most {limits.max_nodes} nodes are here")
-    reason = f"{len(joiners)} nodes are here, no other came for {limits.first_wait_s:g} s"
+        return Wait(until_s=until_s, reason=f"nodes here: {len(joiners)} of at most {limits.max_nodes}")
+    reason = f"nodes here: {len(joiners)}, no other came for {limits.first_wait_s:g} s"
     return _form(view, joiners=joiners, cause=cause, reason=reason, failures=judgement)
 
 
@@ -154,4 +154,4 @@ def _reason(world: World, *, seats: Roster) -> str:
 
 
 def _too_few(view: LeaderView, count: int) -> str:
-    return f"{count} of at least {view.limits.min_nodes} nodes are here"
+    return f"nodes here: {count} of at least {view.limits.min_nodes}"

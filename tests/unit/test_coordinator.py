@@ -196,3 +196,11 @@ def test_two_jobs_never_meet(make_job):
     (a,) = one.start("a")
     (b,) = two.start("b")
     assert (len(a.coordinator.members()), len(b.coordinator.members())) == (1, 1)
+
+
+def test_a_stopped_agent_leaves_no_key_behind(make_job, server):
+    job = make_job(max_nodes=1)
+    (a,) = job.start("a")
+    a.stop()
+    a.coordinator.done()
+    assert [entry.key for entry in server.read(lambda key: True).entries if entry.lease] == []
