@@ -16,8 +16,8 @@ class GPTConfig:
     """Sizes of a GPT. `width` is the size of the residual stream, a multiple of `heads`."""
 
     layers: int = 4
-    width: int = 192
-    heads: int = 6
+    width: int = 256
+    heads: int = 8
     context: int = 64
     dropout: float = 0.0
     vocabulary: int = BYTES

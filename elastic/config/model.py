@@ -95,8 +95,8 @@ class ModelSettings:
     """Size of the default job's GPT (byte vocabulary)."""
 
     layers: int = field(default=4, metadata=_about("transformer blocks", least=1))
-    width: int = field(default=192, metadata=_about("size of the residual stream; a multiple of heads", least=1))
-    heads: int = field(default=6, metadata=_about("attention heads", least=1))
+    width: int = field(default=256, metadata=_about("size of the residual stream; a multiple of heads", least=1))
+    heads: int = field(default=8, metadata=_about("attention heads", least=1))
     context: int = field(default=64, metadata=_about("length of one sample", unit="bytes", least=1))
     dropout: float = field(default=0.0, metadata=_about("share of activations dropped in training", least=0, below=1))
 

@@ -36,6 +36,8 @@ class Command:
 
     script: str
     arguments: tuple[str, ...]
+    slots: int = 1
+    """Workers of a node."""
 
     @property
     def ours(self) -> bool:
@@ -48,10 +50,14 @@ def torchrun_command(argv: Sequence[str]) -> Command:
     """Find the script and its arguments in torchrun's command line; empty where torchrun was not the program."""
     if Path(argv[0]).name not in {"torchrun", "run.py"}:
         return Command(script="", arguments=())
-    from torch.distributed.run import get_args_parser
+    from torch.distributed.run import determine_local_world_size, get_args_parser
 
     parsed = get_args_parser().parse_args(argv[1:])
-    return Command(script=parsed.training_script, arguments=tuple(parsed.training_script_args))
+    return Command(
+        script=parsed.training_script,
+        arguments=tuple(parsed.training_script_args),
+        slots=determine_local_world_size(parsed.nproc_per_node),
+    )
 
 
 def create(parameters: RendezvousParameters) -> RendezvousHandler:
@@ -71,7 +77,7 @@ def create(parameters: RendezvousParameters) -> RendezvousHandler:
 def _create(parameters: RendezvousParameters, *, argv: Sequence[str], environ: Mapping[str, str]) -> RendezvousHandler:
     command = torchrun_command(argv)
     settings = resolve(command.arguments, environ=environ, strict=command.ours).settings
-    _check_split(settings, min_workers=parameters.min_nodes)
+    _check_split(settings, min_workers=parameters.min_nodes * command.slots)
     identity = claim(settings.checkpoint.save_path, job_id=parameters.run_id)
     stage = Stage(
         parameters,

@@ -33,7 +33,7 @@ from elastic.local.etcd import EtcdServer
 
 Say = Callable[[str], None]
 
-STEPS = 400
+STEPS = 300
 KILL_AT_STEP = 60
 LOSS_RATIO = 0.8
 LOSS_STEPS = 20

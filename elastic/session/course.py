@@ -110,6 +110,10 @@ class Course:
         )
         return step.totals.regroup
 
+    def close(self) -> None:
+        """End the loader's processes."""
+        self._loader.close()
+
     def save_meta(self) -> SaveMeta:
         """What a checkpoint says about where it was taken."""
         training = self._settings.training

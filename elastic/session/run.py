@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
 
@@ -27,6 +28,7 @@ from torch import nn
 from elastic.checkpoint.manager import CheckpointManager
 from elastic.checkpoint.reader import Restored
 from elastic.checkpoint.root import claim
+from elastic.checkpoint.seams import LockCommitter
 from elastic.clock import SYSTEM_CLOCK, Clock
 from elastic.config.load import resolve, with_overrides
 from elastic.config.model import Settings
@@ -59,14 +61,11 @@ class Session:
         """Settings come from `settings`, else from file, environment and command line; `overrides` beat them all.
 
         Args:
-            overrides: any field of the sections training and checkpoint, by its bare name:
+            overrides: any field of the sections training, data and checkpoint, by its bare name:
                 global_batch_size=96, steps=1000, save_path="…".
-
-        Raises:
-            ConfigError: all that is wrong with the settings.
         """
-        resolved = settings or resolve(sys.argv[1:], environ=environ, strict=False).settings
-        self.settings = with_overrides(resolved, overrides) if overrides else resolved
+        self._given = settings
+        self._overrides = overrides
         self.world = World.from_environ(environ)
         self._environ = environ
         self._clock = clock
@@ -75,14 +74,34 @@ class Session:
         self._group: Collectives = Alone()
         self._link: Link = NoLink()
         self._course: Course | None = None
+        self._stack = ExitStack()
 
     def __enter__(self) -> Self:
+        """Join the group of this generation.
+
+        Raises:
+            SystemExit: with a documented exit code and one message, for whatever is wrong.
+        """
+        try:
+            self._open()
+        except BaseException as error:
+            # `with` calls __exit__ only for what happens inside it.
+            self._stack.close()
+            end_worker(error, link=self._link, group=self._group, step=0)
+            raise
+        return self
+
+    def _open(self) -> None:
+        resolved = self._given or resolve(sys.argv[1:], environ=self._environ, strict=False).settings
+        self.settings = with_overrides(resolved, self._overrides) if self._overrides else resolved
         die_with_agent(self._environ)
         world = choose_device(self.world)
         self._link = _connect(world)
         save_path = self.settings.checkpoint.save_path
         _same_root(world, save_path)
+        identity = claim(save_path, job_id=world.job_id)
         self._report = Reporter(world=world, link=self._link, save_path=save_path, clock=self._clock)
+        self._stack.callback(self._report.close)
         if self.settings.training.threads_per_worker:
             torch.set_num_threads(self.settings.training.threads_per_worker)
         began_s = self._clock.monotonic_s()
@@ -90,24 +109,25 @@ class Session:
         if world.distributed:
             backend = "gloo" if world.device == "cpu" else "nccl"
             self._report(GroupReady(backend=backend, seconds=self._clock.monotonic_s() - began_s))
-        identity = claim(save_path, job_id=world.job_id)
         self.world = world
-        self._committer = choose_committer(self._link, rank=world.rank, save_path=save_path)
+        committer = choose_committer(self._link, rank=world.rank, save_path=save_path)
+        if isinstance(committer, LockCommitter):
+            self._stack.callback(committer.close)
         self._manager = CheckpointManager(
             self.settings.checkpoint,
             identity=identity,
             group=self._group,
-            committer=self._committer,
+            committer=committer,
             emit=self._report,
             clock=self._clock,
         )
         seed_everything(self.settings.training.seed)
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         step = self._course.iteration if self._course is not None else 0
+        self._stack.close()
         end_worker(error, link=self._link, group=self._group, step=step)
 
     def parallelize(self, model: nn.Module) -> nn.Module:
@@ -157,6 +177,7 @@ class Session:
             emit=self._report,
             clock=self._clock,
         )
+        self._stack.callback(course.close)
         self._tell_restart(restored)
         yield from self._run(course)
 
