@@ -101,7 +101,7 @@ dat:
         ("checkpoint:\n  load_balanced: true\n", "run.yaml:2: checkpoint.load_balanced is not available yet"),
         ("checkpoint:\n  no_save_optim: true\n", "run.yaml:2: checkpoint.no_save_optim is true, but a restart needs"),
         ("checkpoint:\n  save_path: ''\n", "run.yaml:2: checkpoint.save_path is empty"),
-        ("model:\n  heads: 7\n", "run.yaml:2: model.width 160 is not a multiple of model.heads 7"),
+        ("model:\n  heads: 7\n", "run.yaml:2: model.width 256 is not a multiple of model.heads 7"),
         ("job:\n  target: train.py\n", "run.yaml:2: job.target needs module:name, found 'train.py'"),
         ("job:\n  options:\n    a b: 1\n", "run.yaml:3: job.options cannot hold 'a b'"),
         ("job:\n  options: 3\n", "run.yaml:2: job.options needs a mapping"),

@@ -31,7 +31,7 @@ def values_for(spec: FieldSpec) -> st.SearchStrategy:
     if spec.key in ("training.micro_batch_size", "model.heads", "rendezvous.first_wait_s", "rendezvous.late_wait_s"):
         return st.just(spec.kind(2))
     if spec.key in ("training.global_batch_size", "model.width", "rendezvous.join_timeout_s"):
-        return st.integers(5, 10**6).map(lambda n: spec.kind(n * 20))
+        return st.integers(5, 10**6).map(lambda n: spec.kind(n * 40))
     if spec.kind is bool:
         return st.booleans()
     if issubclass(spec.kind, enum.Enum):
