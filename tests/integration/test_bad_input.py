@@ -134,3 +134,18 @@ def test_the_same_exception_twice_ends_the_job(tmp_path: Path, etcd: EtcdServer)
             assert log[-1] == "ZeroDivisionError: this job is broken on purpose", "the root traceback comes last"
         ends = [r for r in read_records(run.save_path / "events") if isinstance(r.event, JobEnded)]
         assert {r.generation for r in ends} == {2}, "two attempts, not a loop"
+
+
+def test_the_same_step_failing_again_and_again_ends_the_job(tmp_path: Path, etcd: EtcdServer) -> None:
+    broken = {
+        "ELASTIC__JOB__TARGET": "tests.harness.small_job:fails_at_step_8",
+        "ELASTIC__CHECKPOINT__SAVE_INTERLEAVED_STEPS": "5",
+    }
+    with cluster(tmp_path, etcd.endpoint, steps=20, **broken) as run:
+        run.start("a")
+        assert run.wait_exit("a") == 77
+        log = run.nodes["a"].log.read_text()
+        assert "step 7 was not passed in generations 1, 2, 3" in log
+        assert log.rstrip().endswith("ZeroDivisionError: step 8 is broken on purpose")
+        saved = [path.name for path in run.save_path.glob("iteration_*")]
+        assert saved == ["iteration_00000005"], "what was saved stays"
