@@ -12,13 +12,14 @@ from collections.abc import Callable, Collection
 
 from elastic.clock import SYSTEM_CLOCK, Clock
 from elastic.errors import ElasticError, Preempted, StoreError, StoreUnavailable
-from elastic.events import Cause, Emit, Event, Outcome
+from elastic.events import Emit, Event, Outcome
 from elastic.rendezvous.commits import Commits
 from elastic.rendezvous.election import Election
 from elastic.rendezvous.errors import JobClosed
 from elastic.rendezvous.keys import Keys
 from elastic.rendezvous.kv import KeyValueStore
 from elastic.rendezvous.leader import Leader
+from elastic.rendezvous.lost_world import LostWorld
 from elastic.rendezvous.membership import (
     AgentIdentity,
     CommitVerdict,
@@ -28,6 +29,7 @@ from elastic.rendezvous.membership import (
     Regroup,
     StoreHost,
     first_member,
+    regroup_of,
 )
 from elastic.rendezvous.model import (
     FailureReport,
@@ -49,6 +51,8 @@ __all__ = ["AgentIdentity", "CommitVerdict", "Coordinator", "JobClosed", "Member
 _POLL_S = 0.1
 _RETRY_S = 0.3
 _LONGEST_SUSPECT_S = 5.0
+# Beyond two leases: all members of a lost world have written their keys again by then, or will not.
+_LOST_S = 5.0
 # etcd refuses requests above 1.5 MB; a traceback's end is what tells.
 _LONGEST_TEXT = 20_000
 
@@ -87,12 +91,17 @@ class Coordinator:
             ttl_s=options.ttl_s,
             clock=clock,
             on_registered=self._registered,
+            on_renewed=lambda: self._lost_world.mend(self._on_change),
         )
         self._leader = Leader(store, keys=self._keys, limits=options.limits, clock=clock, emit=emit)
         self._election = Election(store, keys=self._keys, agent=identity.agent, lead=self._leader.lead)
         self._commits = Commits(store, keys=self._keys, agent=identity.agent, clock=clock)
+        self._lost_world = LostWorld(
+            store, keys=self._keys, agent=identity.agent, limit_s=2.0 * options.ttl_s + _LOST_S, clock=clock
+        )
         self._watch = WorldWatch(store, key=self._keys.world, on_change=self._world_changed)
         self._generation = 0
+        self._joined: World | None = None
         self._seen_closed = 0
         self._next_store: HostedStore | None = None
         self._current_store: HostedStore | None = None
@@ -186,28 +195,11 @@ class Coordinator:
 
     def regroup(self) -> Regroup | None:
         """Whether this agent's generation is over, and why. Never blocks, never raises."""
-        world, generation = self._watch.world, self._generation
-        if not generation or not self._watch.known:
+        if not self._generation or not self._watch.known:
             return None
-        if world is None:
-            reason = "the store has lost this job's world"
-            return Regroup(cause=Cause.NODE_LOST, planned=False, reason=reason, generation=generation)
-        closed = world.phase is Phase.CLOSED
-        if world.generation != generation:
-            reason = f"generation {world.generation} was formed without this agent: {world.reason}"
-            return Regroup(
-                cause=world.cause,
-                planned=False,
-                reason=reason,
-                generation=world.generation,
-                left_out=True,
-                closed=closed,
-            )
-        if world.phase is Phase.FORMED:
+        if self._watch.world is None and not self._lost_world.given_up:
             return None
-        return Regroup(
-            cause=world.cause, planned=world.planned, reason=world.reason, generation=generation, closed=closed
-        )
+        return regroup_of(self._watch.world, agent=self.identity.agent, generation=self._generation)
 
     def done(self) -> None:
         """This agent's workers ended well: the final state is durable."""
@@ -227,7 +219,7 @@ class Coordinator:
 
     def commit(self, value: str, *, timeout_s: float = 10.0) -> CommitVerdict:
         """Write the commit record, if this agent's generation is the newest one and its member key is there."""
-        return self._commits.write(value, generation=self._generation, timeout_s=timeout_s)
+        return self._commits.write(value, world=self._joined, timeout_s=timeout_s)
 
     def commit_record(self) -> str | None:
         """The last commit record. Raises StoreUnavailable."""
@@ -305,7 +297,8 @@ class Coordinator:
     def _enter(self, world: World, *, seconds: float) -> Membership:
         seat = world.seat_of(self.identity.agent)
         assert seat is not None  # _await_seat has looked
-        self._generation = world.generation
+        self._generation, self._joined = world.generation, world
+        self._lost_world.remember(world)
         self._registration.note(last_generation=world.generation, report=None, unreachable=())
         if self._current_store is not None:
             self._current_store.close()
@@ -346,5 +339,10 @@ class Coordinator:
         self._election.stand_again()
 
     def _world_changed(self) -> None:
+        if self._watch.world is not None:
+            self._lost_world.found()
+        elif self._generation:
+            self._lost_world.lost()
+            self._registration.look()
         self._leader.world_changed()
         self._on_change()

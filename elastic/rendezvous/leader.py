@@ -108,7 +108,7 @@ class Leader:
             return True
         ops: list[Op] = [Put(self._keys.world, world_to_json(verdict.world))]
         if isinstance(verdict, Form):
-            ops.append(Put(self._keys.generation, str(verdict.world.generation)))
+            ops.append(Put(self._keys.generation, verdict.world.token))
         revision = self._world_entry.mod_revision if self._world_entry else 0
         done = self._store.transact(
             [modified_at(self._keys.world, revision), created_at(own.key, own.create_revision)], ops=ops
