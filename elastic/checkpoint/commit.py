@@ -44,6 +44,8 @@ class Outcome:
     reason: str
     total_bytes: int
     manifest_digest: str = ""
+    fenced: str = ""
+    """Why the tracker was left alone, where the commit was granted and the lease lapsed right after."""
 
 
 def save_iteration(
@@ -99,8 +101,11 @@ def _finish(
     verdict = committer.commit(record)
     if not verdict.granted:
         return dataclasses.asdict(_failed(f"not committed: {verdict.reason}", stale=verdict.stale))
-    # 8. The tracker follows, for readers that know no record. Behind, it misleads nobody: the next save repairs it.
-    late = _attempt(lambda: storage.replace(os.path.join(root, TRACKER), build_tracker(draft.iteration)))["fault"]
+    # 8. The tracker follows, for readers that know no record. Behind, it misleads nobody: the next save repairs it. A
+    # process that was paused since point 7 leaves it alone: others may have gone on.
+    fenced = committer.fence()
+    tracker = os.path.join(root, TRACKER)
+    late = fenced or _attempt(lambda: storage.replace(tracker, build_tracker(draft.iteration)))["fault"]
     total_bytes = len(data) + sum(facts.size_bytes for facts in files.values())
     reason = verdict.reason if late is None else f"{verdict.reason}; the tracker could not follow: {late}"
     return {
@@ -109,6 +114,7 @@ def _finish(
         "reason": reason,
         "total_bytes": total_bytes,
         "manifest_digest": record.manifest_digest,
+        "fenced": fenced or "",
     }
 
 

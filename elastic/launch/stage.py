@@ -24,6 +24,7 @@ from elastic.launch.processes import WakePipe
 from elastic.launch.server import Callbacks, WorkerServer
 from elastic.launch.signals import LeaveSignals
 from elastic.launch.torch_details import take_signals
+from elastic.lease import LeasePage
 from elastic.lifetime import AGENT_PID
 from elastic.link import Answer, Failure
 from elastic.metrics.exporter import Exporter
@@ -32,7 +33,7 @@ from elastic.rendezvous.assemble import assemble
 from elastic.rendezvous.membership import Membership
 from elastic.rendezvous.model import FailureReport
 from elastic.rendezvous.model import World as Agreed
-from elastic.world import AGENT_SOCKET, EVENTS_PATH, JOB_ID, NODE
+from elastic.world import AGENT_SOCKET, EVENTS_PATH, JOB_ID, LEASE_PAGE, NODE
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +82,8 @@ class Stage:
             clock=clock,
             is_leader=lambda: self.coordinator.is_leader,
         )
+        self._page = LeasePage.create()
+        self._stack.callback(self._page.remove)
         self.handler = assemble(
             parameters,
             environ=environ,
@@ -92,6 +95,7 @@ class Stage:
             clock=clock,
             on_change=self.wake.wake,
             emit=self.observer.emit,
+            page=self._page,
         )
         self.coordinator = self.handler.coordinator
 
@@ -129,6 +133,7 @@ class Stage:
                 AGENT_SOCKET: self.server.path,
                 EVENTS_PATH: str(self._events_path),
                 AGENT_PID: str(os.getpid()),
+                LEASE_PAGE: str(self._page.path),
             }
         )
         self._stack.callback(self.coordinator.stop)

@@ -58,7 +58,7 @@ class Node:
 
     def workers(self) -> list[int]:
         """The pids of the workers that run now."""
-        return children(self.pid)
+        return [pid for pid in children(self.pid) if not _is_keeper(pid)]
 
     def signal(self, number: signal.Signals) -> None:
         """Signal the agent alone."""
@@ -89,6 +89,14 @@ def children(pid: int) -> list[int]:
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except (FileNotFoundError, ProcessLookupError):
         return []
+
+
+def _is_keeper(pid: int) -> bool:
+    """Whether it is the agent's lease keeper, which is no worker."""
+    try:
+        return b"elastic.rendezvous.lease_keeper" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def descendants(pid: int) -> list[int]:

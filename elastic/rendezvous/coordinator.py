@@ -12,7 +12,8 @@ from collections.abc import Callable, Collection
 
 from elastic.clock import SYSTEM_CLOCK, Clock
 from elastic.errors import ElasticError, Preempted, StoreError, StoreUnavailable
-from elastic.events import Emit, Event, Outcome
+from elastic.events import Emit, Outcome
+from elastic.lease import LeasePage
 from elastic.rendezvous.commits import Commits
 from elastic.rendezvous.election import Election
 from elastic.rendezvous.errors import JobClosed
@@ -43,7 +44,7 @@ from elastic.rendezvous.model import (
 )
 from elastic.rendezvous.options import RendezvousOptions
 from elastic.rendezvous.probe import ProbeListener
-from elastic.rendezvous.registration import Registration
+from elastic.rendezvous.registration import Keeper, Registration
 from elastic.rendezvous.world_watch import WorldWatch
 
 __all__ = ["AgentIdentity", "CommitVerdict", "Coordinator", "JobClosed", "Membership", "Regroup"]
@@ -57,14 +58,6 @@ _LOST_S = 5.0
 _LONGEST_TEXT = 20_000
 
 
-def _ignore(event: Event) -> None:
-    """The default for `emit`."""
-
-
-def _nothing() -> None:
-    """The default for `on_change`."""
-
-
 class Coordinator:
     """`on_change` is called from a watch's thread after the world changed, without locks; it must not block."""
 
@@ -76,13 +69,15 @@ class Coordinator:
         identity: AgentIdentity,
         stores: StoreHost | None = None,
         clock: Clock = SYSTEM_CLOCK,
-        on_change: Callable[[], None] = _nothing,
-        emit: Emit = _ignore,
+        on_change: Callable[[], None] = lambda: None,
+        emit: Emit = lambda event: None,
+        page: LeasePage | None = None,
+        keeper: Keeper | None = None,
     ) -> None:
         self.options, self.identity = options, identity
         self._store, self._clock = store, clock
         self._keys = Keys.of(prefix=options.prefix, job_id=options.job_id)
-        self._stores, self._on_change = stores or NoStores(), on_change
+        self._stores, self._on_change, self._page = stores or NoStores(), on_change, page
         self._probes: ProbeListener | None = None
         self._registration = Registration(
             store,
@@ -92,6 +87,8 @@ class Coordinator:
             clock=clock,
             on_registered=self._registered,
             on_renewed=lambda: self._lost_world.mend(self._on_change),
+            page=page,
+            keeper=keeper,
         )
         self._leader = Leader(store, keys=self._keys, limits=options.limits, clock=clock, emit=emit)
         self._election = Election(store, keys=self._keys, agent=identity.agent, lead=self._leader.lead)
@@ -339,8 +336,10 @@ class Coordinator:
         self._election.stand_again()
 
     def _world_changed(self) -> None:
-        if self._watch.world is not None:
+        if (world := self._watch.world) is not None:
             self._lost_world.found()
+            if self._page is not None:
+                self._page.generation = world.generation
         elif self._generation:
             self._lost_world.lost()
             self._registration.look()
