@@ -54,7 +54,7 @@ def assert_agents_agree(options, **more):
 def test_server_tls_in_the_spelling_of_the_old_backend(tmp_path, authority, host):
     with EtcdServer(tmp_path / "etcd", host=host, tls=authority.server()) as server:
         assert_agents_agree(from_torchrun(server.endpoint, protocol="https", cacert=authority.ca_file))
-        unknown = EtcdStore(from_torchrun(f"https://{server.endpoint}", read_timeout="1"))
+        unknown = EtcdStore(from_torchrun(f"https://{server.endpoint}", read_timeout=1))
         with pytest.raises(StoreUnavailable):
             unknown.get("/x")
         unknown.close()
@@ -65,9 +65,7 @@ def test_client_certificates_in_the_spelling_of_the_second_backend(tmp_path, aut
     with EtcdServer(tmp_path / "etcd", tls=authority.server(client_auth=True)) as server:
         files = {"ssl_cert": client.cert_file, "ssl_cert_key": client.key_file, "ca_cert": authority.ca_file}
         assert_agents_agree(from_torchrun(f"https://{server.endpoint}", **files))
-        without = EtcdStore(
-            from_torchrun(server.endpoint, protocol="https", cacert=authority.ca_file, read_timeout="1")
-        )
+        without = EtcdStore(from_torchrun(server.endpoint, protocol="https", cacert=authority.ca_file, read_timeout=1))
         with pytest.raises(StoreUnavailable):
             without.get("/x")
         without.close()
@@ -86,7 +84,9 @@ def guarded(tmp_path):
     with EtcdServer(tmp_path / "etcd", options=["--auth-token-ttl=2"]) as server:
         with etcd_admin.link(server.endpoint) as admin:
             admin.call("KV", "Put", admin.rpc.PutRequest(key=b"/teams/red/world", value=b"theirs"))
-        enable_users(server.endpoint, root_password=ROOT_PASSWORD, users=(User("blue", PASSWORD, root),))
+        enable_users(
+            server.endpoint, root_password=ROOT_PASSWORD, users=(User(name="blue", password=PASSWORD, prefix=root),)
+        )
         yield server
 
 
