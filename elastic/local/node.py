@@ -84,11 +84,14 @@ class Node:
 
 
 def children(pid: int) -> list[int]:
-    """Direct children of a process, from /proc."""
-    try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except (FileNotFoundError, ProcessLookupError):
-        return []
+    """Direct children of a process, whichever of its threads started them, from /proc."""
+    found: list[int] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            found += [int(child) for child in path.read_text().split()]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return found
 
 
 def _is_keeper(pid: int) -> bool:
