@@ -62,7 +62,10 @@ class Observer:
         record = Record(
             time_s=self._clock.wall_s(), node=self._node, rank=None, generation=self._generation, event=event
         )
-        self._file.append(record)
+        try:
+            self._file.append(record)
+        except OSError as error:
+            logger.error("an event could not be written (%s): %s", error, event)
         self._metrics.apply(record)
 
     def fault(self, cause: Cause) -> None:
