@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from elastic.clock import SYSTEM_CLOCK, Clock
 from elastic.errors import ElasticError, Preempted, StoreError, StoreUnavailable
 from elastic.events import Cause, Emit, Event, Outcome
 from elastic.rendezvous.commits import Commits
 from elastic.rendezvous.election import Election
+from elastic.rendezvous.ending import ending_of
 from elastic.rendezvous.errors import JobClosed
 from elastic.rendezvous.keys import Keys
 from elastic.rendezvous.kv import KeyValueStore
@@ -219,6 +220,12 @@ class Coordinator:
         """This agent is going: the others get a planned round. Its workers take part in their last step as usual."""
         self._registration.publish(state=MemberState.LEAVING)
 
+    def report_unreachable(self, agents: Collection[str]) -> None:
+        """This agent cannot reach these others of the generation that it joined last; empty: all again. Ends it.
+
+        Say it before `join`, and anew when it changes while waiting without a seat. Taking a seat takes it back."""
+        self._registration.publish(unreachable=tuple(sorted(agents)), unreachable_in=self._generation)
+
     def commit(self, value: str, *, timeout_s: float = 10.0) -> CommitVerdict:
         """Write the commit record, if this agent's generation is the newest one and its member key is there."""
         return self._commits.write(value, generation=self._generation, timeout_s=timeout_s)
@@ -300,7 +307,7 @@ class Coordinator:
         seat = world.seat_of(self.identity.agent)
         assert seat is not None  # _await_seat has looked
         self._generation = world.generation
-        self._registration.note(last_generation=world.generation, report=None)
+        self._registration.note(last_generation=world.generation, report=None, unreachable=())
         if self._current_store is not None:
             self._current_store.close()
             self._current_store = None
@@ -318,11 +325,7 @@ class Coordinator:
         )
 
     def _closed(self) -> JobClosed | None:
-        world = self._watch.world
-        if world is None or world.phase is not Phase.CLOSED or world.generation <= self._seen_closed:
-            return None
-        outcome = world.outcome or Outcome.FAILED
-        return JobClosed(outcome=outcome, exit_code=world.exit_code, reason=world.reason, text=world.text)
+        return ending_of(self._watch.world, agent=self.identity.agent, seen_closed=self._seen_closed)
 
     def _timed_out(self, limit_s: float) -> ElasticError:
         if (trouble := self._registration.trouble) is not None:
