@@ -42,6 +42,11 @@ class Keys:
         """Prefix of the keys whose oldest holder leads."""
         return f"{self.root}/election/"
 
+    @property
+    def last_candidate(self) -> str:
+        """The agent that wrote a candidate key last: the next one follows it in the election."""
+        return f"{self.root}/last_candidate"
+
     def member(self, agent: str) -> str:
         """The member key of an agent."""
         return self.members + agent
