@@ -6,7 +6,7 @@ PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test demo bench-recovery lint types clean
+.PHONY: help setup test test-all transcripts demo bench-recovery lint types clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,6 +26,12 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 test: setup  ## run all tests, lint and types included (ARGS: more arguments for pytest)
 	@$(PY) -m pytest $(ARGS)
+
+test-all: setup  ## run every test, the long ones too
+	@$(PY) -m pytest -m "" $(ARGS)
+
+transcripts: setup  ## write the verdicts of tests/testdata/rendezvous anew; read the difference
+	@$(PY) -m tests.harness.transcripts --rewrite
 
 demo: setup  ## train on 3 nodes, kill one, add one; ends with an account of it
 	@$(PY) -m elastic demo
