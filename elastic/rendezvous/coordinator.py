@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from elastic.clock import SYSTEM_CLOCK, Clock
 from elastic.errors import ElasticError, Preempted, StoreError, StoreUnavailable
@@ -219,6 +219,12 @@ class Coordinator:
         """This agent is going: the others get a planned round. Its workers take part in their last step as usual."""
         self._registration.publish(state=MemberState.LEAVING)
 
+    def report_unreachable(self, agents: Collection[str]) -> None:
+        """This agent cannot reach these others of the generation that it joined last; empty: all again. Ends it.
+
+        Say it before `join`, and anew when it changes while waiting without a seat. Taking a seat takes it back."""
+        self._registration.publish(unreachable=tuple(sorted(agents)), unreachable_in=self._generation)
+
     def commit(self, value: str, *, timeout_s: float = 10.0) -> CommitVerdict:
         """Write the commit record, if this agent's generation is the newest one and its member key is there."""
         return self._commits.write(value, generation=self._generation, timeout_s=timeout_s)
@@ -300,7 +306,7 @@ class Coordinator:
         seat = world.seat_of(self.identity.agent)
         assert seat is not None  # _await_seat has looked
         self._generation = world.generation
-        self._registration.note(last_generation=world.generation, report=None)
+        self._registration.note(last_generation=world.generation, report=None, unreachable=())
         if self._current_store is not None:
             self._current_store.close()
             self._current_store = None

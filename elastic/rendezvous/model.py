@@ -68,6 +68,8 @@ class Member:
     `ended_generation` is the last generation that this agent is finished with (0: none). A JOINING member of the
     present generation g with `ended_generation` < g has simply not written since: its workers are at work.
     `seen_closed` is the generation that was over when this agent started: it begins the job anew.
+    `unreachable` names the agents of generation `unreachable_in` that this one cannot reach, found while that
+    generation did not advance or its workers' group did not form. It stays until the agent says otherwise.
     """
 
     agent: str
@@ -83,6 +85,8 @@ class Member:
     root_generation: int = 0
     seen_closed: int = 0
     report: FailureReport | None = None
+    unreachable: tuple[str, ...] = ()
+    unreachable_in: int = 0
     exporter: str = ""
     fingerprint: str = ""
 
@@ -181,7 +185,13 @@ def member_from_json(text: str) -> Member:
     with _Reading("member", text):
         raw = json.loads(text)
         report = raw.pop("report", None)
-        return _make(Member, raw, state=MemberState(raw["state"]), report=_report(report) if report else None)
+        return _make(
+            Member,
+            raw,
+            state=MemberState(raw["state"]),
+            report=_report(report) if report else None,
+            unreachable=tuple(raw.get("unreachable", ())),
+        )
 
 
 def world_from_json(text: str) -> World:

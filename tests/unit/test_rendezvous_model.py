@@ -35,6 +35,8 @@ MEMBER = Member(
     state=MemberState.DONE,
     ended_generation=4,
     report=REPORT,
+    unreachable=("cd34",),
+    unreachable_in=3,
 )
 WORLD = World(
     generation=4,
