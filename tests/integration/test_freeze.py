@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic.events import Cause, RoundOpened, StepCommitted, WorkerLost, read_records
+from elastic.events import Cause, RoundOpened, WorkerLost, read_records
 from elastic.local.cluster import Cluster
 from elastic.local.etcd import EtcdServer
 from tests.harness.faults import Frozen, came_to
@@ -57,9 +57,7 @@ def test_a_worker_that_somebody_stopped_is_replaced(tmp_path: Path, etcd: EtcdSe
         assert came_to(victim, "T")
         lost = run.wait(lambda r: isinstance(r.event, WorkerLost) and r.event.pid == victim, what="its end", limit_s=10)
         assert lost.event.cause is Cause.WORKER_SIGNAL  # type: ignore[attr-defined]
-        run.wait(
-            lambda r: isinstance(r.event, StepCommitted) and r.generation > 1, what="a step", limit_s=30, since=before
-        )
+        run.wait_step(1, world_size=2, limit_s=30, since=before)
         assert [run.wait_exit(name) for name in ("a", "b")] == [0, 0]
         assert exact_account(run).steps == 600
         assert len(read_records(run.save_path / "events")) > 0
