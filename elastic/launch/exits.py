@@ -62,7 +62,7 @@ def judge(exits: Sequence[WorkerExit], *, step: int, committed_steps: int, kille
         killed: pids that the agent itself killed; their signal says nothing.
     """
     own = [end for end in exits if end.pid not in killed]
-    if own and all(end.exit_code == ExitCode.DONE for end in exits):
+    if own and all(end.meant == ExitCode.DONE for end in exits):
         return Verdict(ending=Ending.FINISHED, reason="all workers of this node finished")
     guilty = sorted((end for end in own if end.meant not in _BLAMELESS), key=lambda end: end.order)
     if guilty:
@@ -81,6 +81,12 @@ def cause_of(end: WorkerExit) -> Cause:
     if end.meant == ExitCode.PEER_LOST:
         return Cause.PEER_LOST
     return Cause.WORKER_SIGNAL if end.meant < 0 else Cause.WORKER_EXIT
+
+
+def fault_of(exits: Sequence[WorkerExit]) -> Cause:
+    """What a generation broke on, from those that have ended: the first that is to blame, else a lost peer."""
+    guilty = sorted((end for end in exits if end.meant not in _BLAMELESS), key=lambda end: end.order)
+    return cause_of(guilty[0]) if guilty else Cause.PEER_LOST
 
 
 def describe(end: WorkerExit) -> str:

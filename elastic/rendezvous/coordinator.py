@@ -215,6 +215,8 @@ class Coordinator:
 
         Say it before `join`, and anew when it changes while waiting without a seat. Taking a seat takes it back."""
         self._registration.publish(unreachable=tuple(sorted(agents)), unreachable_in=self._generation)
+        if agents:
+            self._election.suspect(agents, among=self._nodes())
 
     def commit(self, value: str, *, timeout_s: float = 10.0) -> CommitVerdict:
         """Write the commit record, if this agent's generation is the newest one and its member key is there."""

@@ -2,16 +2,18 @@
 
 Who that is came with the answer to the registration, so that a start costs each agent one watch, whatever their
 number. A thread runs only while there is something to find out, or while this agent leads. An agent that waits for a
-leader that does nothing may suspect it: the leader and the predecessor are probed, and those that are dead lose their
-lease at once, not when it runs out.
+leader that does nothing may suspect it: the leader and the predecessor are probed, and one that is dead loses its lease
+at once, not when it runs out. A port that refuses is proof enough. Silence is not, since only the way to it may be
+cut: a silent leader is challenged through the store, and unseated if it does not answer there either.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import uuid
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from elastic.errors import StoreError
@@ -22,6 +24,7 @@ from elastic.rendezvous.probe import Target, probe_all
 
 _log = logging.getLogger(__name__)
 _RETRY_S = 0.3
+_ANSWER_S = 0.3
 # How many agents, about, ask after the leader at a time; the others only after their predecessor.
 _ASK_THE_LEADER = 32
 
@@ -51,6 +54,7 @@ class Election:
         self._after: Entry | None = None
         self._looks = self._suspects = self._suspects_leader = False
         self._started = self._stopping = False
+        self._silent: frozenset[str] = frozenset()
         self._asked = zlib.crc32(agent.encode())
         self.is_leader = False
 
@@ -77,12 +81,13 @@ class Election:
         if self._started:
             self._stand_after(after)
 
-    def suspect(self, *, among: int) -> None:
-        """Ask whether those before this agent are alive. Returns at once; the thread asks.
+    def suspect(self, silent: Collection[str] = (), *, among: int) -> None:
+        """Ask whether those before this agent are alive, `silent` ones not by a probe. Returns at once.
 
         `among`: how many agents there are; of very many, only some ask after the leader each time.
         """
         if not self.is_leader:
+            self._silent = frozenset(silent)
             self._asked += 1
             self._suspects_leader |= self._asked % (1 + among // _ASK_THE_LEADER) == 0
             self._suspects = True
@@ -124,7 +129,7 @@ class Election:
         suspects, self._suspects = self._suspects, False
         leader_too, self._suspects_leader = self._suspects_leader, False
         if suspects and not leader_too and self._predecessor is not None:
-            self._unseat_the_dead([self._predecessor])
+            self._unseat_the_dead([self._predecessor], leader=None)
             return True
         standing = self._stand()
         if standing is None:
@@ -135,7 +140,8 @@ class Election:
             return True
         self._follow(standing.before[-1].key, since=standing.revision)
         if suspects:
-            self._unseat_the_dead({entry.key: None for entry in (standing.before[0], standing.before[-1])})
+            leader, predecessor = standing.before[0].key, standing.before[-1].key
+            self._unseat_the_dead(dict.fromkeys((leader, predecessor)), leader=leader)
         return True
 
     def _stand(self) -> Standing | None:
@@ -174,19 +180,54 @@ class Election:
         if old is not None:
             old.cancel()
 
-    def _unseat_the_dead(self, candidates: Iterable[str]) -> None:
-        """Revoke the leases of those that do not answer; their successors hear of it, and go on asking."""
-        targets: dict[str, Target] = {}
+    def _unseat_the_dead(self, candidates: Collection[str], *, leader: str | None) -> None:
+        """Revoke the leases of those that are dead; their successors hear of it, and go on asking."""
         leases: dict[str, int] = {}
+        results = self._ask(candidates, leases=leases)
+        dead = [candidate for candidate, result in results.items() if result is ProbeResult.REFUSED]
+        if leader is not None and results.get(leader) is ProbeResult.SILENT and not self._answers():
+            dead.append(leader)
+        for candidate in dead:
+            agent = self._agent_of(candidate)
+            _log.warning(
+                "the agent %s before this one in the election is %s: its lease is revoked", agent, results[candidate]
+            )
+            self._suspects = self._suspects_leader = True
+            self._store.revoke(leases[candidate])
+
+    def _agent_of(self, candidate: str) -> str:
+        return candidate.removeprefix(self._keys.candidates)
+
+    def _ask(self, candidates: Collection[str], *, leases: dict[str, int]) -> Mapping[str, ProbeResult]:
+        """What a probe finds of each that has a key; its lease goes into `leases`."""
+        silent, self._silent = self._silent, frozenset()
+        targets: dict[str, Target] = {}
+        results: dict[str, ProbeResult] = {}
         for candidate in candidates:
-            agent = candidate.removeprefix(self._keys.candidates)
-            found = self._store.get(self._keys.member(agent))
-            if found is not None:
+            agent = self._agent_of(candidate)
+            if (found := self._store.get(self._keys.member(agent))) is None:
+                continue
+            leases[candidate] = found.lease
+            if agent in silent:
+                results[candidate] = ProbeResult.SILENT
+            else:
                 member = member_from_json(found.value)
                 targets[agent] = Target(address=member.address, port=member.probe_port)
-                leases[agent] = found.lease
-        dead = {agent: result for agent, result in probe_all(targets).items() if result is not ProbeResult.ALIVE}
-        for agent, result in dead.items():
-            _log.warning("the agent %s before this one in the election is %s: its lease is revoked", agent, result)
-            self._suspects = self._suspects_leader = True
-            self._store.revoke(leases[agent])
+        probed = probe_all(targets)
+        return results | {self._keys.candidate(agent): result for agent, result in probed.items()}
+
+    def _answers(self) -> bool:
+        """Whether the leader answers through the store. Another's challenge does as well as ours."""
+        answered = threading.Event()
+        nonce = uuid.uuid4().hex
+
+        def on_update(update: Update) -> None:
+            if update.entries and (not update.reset or update.entries[-1].value == nonce):
+                answered.set()
+
+        watch = self._store.watch(self._keys.answer, on_update=on_update, on_break=lambda _reason: None)
+        try:
+            self._store.put(self._keys.challenge, nonce)
+            return answered.wait(_ANSWER_S)
+        finally:
+            watch.cancel()

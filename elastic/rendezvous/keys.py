@@ -38,6 +38,16 @@ class Keys:
         return f"{self.root}/members/"
 
     @property
+    def challenge(self) -> str:
+        """Written by who doubts that the leader lives: any new value."""
+        return f"{self.root}/challenge"
+
+    @property
+    def answer(self) -> str:
+        """Written by the leader when it sees a challenge."""
+        return f"{self.root}/answer"
+
+    @property
     def candidates(self) -> str:
         """Prefix of the keys whose oldest holder leads."""
         return f"{self.root}/election/"

@@ -14,7 +14,7 @@ class RendezvousOptions:
     endpoints: `host:port` each. ttl_s: how long an agent that says nothing keeps its keys; etcd grants 2 s at least.
     join_timeout_s: for min nodes to come. connect_timeout_s: for the store to answer at the start.
     call_timeout_s: for one request, all endpoints together. suspect_s: how long an agent that waits trusts a leader
-    that does nothing.
+    that does nothing. unconfirmed_limit_s: how long workers may go on while the lease is not certain.
     """
 
     job_id: str
@@ -38,6 +38,7 @@ class RendezvousOptions:
     planned_wait_s: float = 120.0
     grace_s: float = 1.0
     suspect_s: float = 0.5
+    unconfirmed_limit_s: float = 300.0
     no_progress_limit: int = 3
 
     @property
