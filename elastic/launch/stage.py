@@ -23,6 +23,7 @@ from elastic.launch.observer import Observer
 from elastic.launch.processes import WakePipe
 from elastic.launch.server import Callbacks, WorkerServer
 from elastic.launch.signals import LeaveSignals
+from elastic.launch.stall_watch import StallWatch
 from elastic.launch.torch_details import take_signals
 from elastic.lifetime import AGENT_PID
 from elastic.link import Answer, Failure
@@ -94,6 +95,12 @@ class Stage:
             emit=self.observer.emit,
         )
         self.coordinator = self.handler.coordinator
+        self.stall = StallWatch(
+            self.coordinator,
+            pace=lambda: self.observer.pace,
+            unconfirmed_limit_s=settings.rendezvous.unconfirmed_limit_s,
+            clock=clock,
+        )
 
     def start(self, *, slots: int) -> None:
         """Start threads and servers, and handle signals from here on (torchrun does so only once workers run).

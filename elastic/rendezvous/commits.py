@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from elastic.clock import Clock
 from elastic.errors import StoreError
+from elastic.failpoint import failpoint
 from elastic.rendezvous.keys import Keys
 from elastic.rendezvous.kv import KeyValueStore, Put, holds, present
 from elastic.rendezvous.membership import CommitVerdict
@@ -26,6 +27,7 @@ class Commits:
         Tried again while the store does not answer: the same record twice is the same record.
         """
         deadline_s = self._clock.monotonic_s() + timeout_s
+        failpoint("agent.commit")
         conditions = [holds(self._keys.generation, str(generation)), present(self._keys.member(self._agent))]
         while True:
             try:

@@ -8,6 +8,7 @@ from typing import Any
 from elastic.clock import SYSTEM_CLOCK, Clock
 from elastic.rendezvous.errors import LeaseEnded
 from elastic.rendezvous.etcd_link import EtcdLink
+from elastic.rendezvous.etcd_stream import WatchStream
 from elastic.rendezvous.etcd_watch import EtcdWatch, entry_of
 from elastic.rendezvous.kv import Aspect, Compare, Entry, OnBreak, OnUpdate, Op, Put, Snapshot, Transacted
 from elastic.rendezvous.options import RendezvousOptions
@@ -19,6 +20,7 @@ class EtcdStore:
     def __init__(self, options: RendezvousOptions, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self._link = EtcdLink(options, clock=clock)
         self._rpc = self._link.rpc
+        self._stream = WatchStream(self._link)
 
     def grant(self, ttl_s: int) -> int:
         lease: int = self._link.call("Lease", "LeaseGrant", self._rpc.LeaseGrantRequest(TTL=ttl_s)).ID
@@ -52,21 +54,33 @@ class EtcdStore:
             compare=[self._compare(compare) for compare in compares], success=[self._op(op) for op in ops]
         )
         answer = self._link.call("KV", "Txn", request)
-        return Transacted(succeeded=answer.succeeded, revision=answer.header.revision)
+        replaced = [item.response_put.prev_kv for item in answer.responses if item.response_put.HasField("prev_kv")]
+        return Transacted(
+            succeeded=answer.succeeded,
+            revision=answer.header.revision,
+            replaced={entry.key: entry for entry in map(entry_of, replaced)},
+        )
 
-    def watch(self, key: str, *, prefix: bool = False, on_update: OnUpdate, on_break: OnBreak) -> EtcdWatch:
+    def watch(
+        self, key: str, *, prefix: bool = False, since: int | None = None, on_update: OnUpdate, on_break: OnBreak
+    ) -> EtcdWatch:
         start, end = key.encode(), _range_end(key) if prefix else b""
-        return EtcdWatch(
-            self._link,
+        watch = EtcdWatch(
+            self._stream,
+            rpc=self._rpc,
             key=start,
             range_end=end,
+            since=since,
             read=lambda: self._read(start, end),
             on_update=on_update,
             on_break=on_break,
         )
+        watch.start()
+        return watch
 
     def close(self) -> None:
         self._link.close()
+        self._stream.close()
 
     def _read(self, key: bytes, range_end: bytes) -> Snapshot:
         answer = self._link.call("KV", "Range", self._rpc.RangeRequest(key=key, range_end=range_end))
@@ -85,7 +99,9 @@ class EtcdStore:
 
     def _op(self, op: Op) -> Any:
         if isinstance(op, Put):
-            put = self._rpc.PutRequest(key=op.key.encode(), value=op.value.encode(), lease=op.lease)
+            put = self._rpc.PutRequest(
+                key=op.key.encode(), value=op.value.encode(), lease=op.lease, prev_kv=op.tell_replaced
+            )
             return self._rpc.RequestOp(request_put=put)
         return self._rpc.RequestOp(request_delete_range=self._rpc.DeleteRangeRequest(key=op.key.encode()))
 

@@ -47,6 +47,7 @@ class EtcdLink:
         self._lock = threading.Lock()
         self._number = 0
         self._channel: Any = None
+        self._stubs: dict[str, tuple[Any, Any]] = {}
         self._token: str | None = None
         self._closed = False
 
@@ -153,7 +154,12 @@ class EtcdLink:
             channel.close()
 
     def _stub(self, name: str, channel: Any) -> Any:
-        return getattr(self.rpc, f"{name}Stub")(channel)
+        """The stub of one service; making one costs as much as half a call, so it is kept with its channel."""
+        made_for, stub = self._stubs.get(name, (None, None))
+        if made_for is not channel:
+            stub = getattr(self.rpc, f"{name}Stub")(channel)
+            self._stubs[name] = (channel, stub)
+        return stub
 
     def _try_s(self, left_s: float) -> float:
         """An endpoint gets half the time, so that there is time for another."""

@@ -38,9 +38,24 @@ class Keys:
         return f"{self.root}/members/"
 
     @property
+    def challenge(self) -> str:
+        """Written by who doubts that the leader lives: any new value."""
+        return f"{self.root}/challenge"
+
+    @property
+    def answer(self) -> str:
+        """Written by the leader when it sees a challenge."""
+        return f"{self.root}/answer"
+
+    @property
     def candidates(self) -> str:
         """Prefix of the keys whose oldest holder leads."""
         return f"{self.root}/election/"
+
+    @property
+    def last_candidate(self) -> str:
+        """The agent that wrote a candidate key last: the next one follows it in the election."""
+        return f"{self.root}/last_candidate"
 
     def member(self, agent: str) -> str:
         """The member key of an agent."""

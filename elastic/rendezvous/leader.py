@@ -6,6 +6,7 @@ has been replaced without knowing it changes nothing.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Mapping, Sequence
@@ -63,13 +64,19 @@ class Leader:
         self._world_changed = True
         self._reconsider = False
         self._evicted.clear()
-        watch = self._store.watch(
-            self._keys.members, prefix=True, on_update=self._on_members, on_break=lambda _reason: None
+        watches = (
+            self._store.watch(
+                self._keys.members, prefix=True, on_update=self._on_members, on_break=lambda _reason: None
+            ),
+            self._store.watch(
+                self._keys.challenge, on_update=lambda update: self._on_challenge(update, own), on_break=lambda _r: None
+            ),
         )
         try:
             self._term(own)
         finally:
-            watch.cancel()
+            for watch in watches:
+                watch.cancel()
 
     def _term(self, own: Entry) -> None:
         view = LeaderView(limits=self._limits, leader=own.key.removeprefix(self._keys.candidates))
@@ -140,6 +147,16 @@ class Leader:
         with self._lock:
             self._entries = update.applied_to(self._entries or {})
         self._wake.set()
+
+    def _on_challenge(self, update: Update, own: Entry) -> None:
+        if update.entries:
+            # In a thread of its own: a watch must not wait for the store, nor the doubter for this leader's probes.
+            nonce = update.entries[-1].value
+            threading.Thread(target=self._answer, args=(nonce, own), name="elastic-answer", daemon=True).start()
+
+    def _answer(self, nonce: str, own: Entry) -> None:
+        with contextlib.suppress(StoreError):
+            self._store.transact([created_at(own.key, own.create_revision)], ops=[Put(self._keys.answer, nonce)])
 
     def _members(self) -> dict[str, Member] | None:
         with self._lock:

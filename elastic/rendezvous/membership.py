@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from elastic.events import Cause
-from elastic.rendezvous.model import Member, MemberState, Seat, World
+from elastic.rendezvous.model import Member, MemberState, Phase, Seat, World
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,3 +130,24 @@ def first_member(identity: AgentIdentity) -> Member:
         fingerprint=identity.fingerprint,
         root_generation=identity.root_generation,
     )
+
+
+def regroup_between(generation: int, *, world: World | None) -> Regroup | None:
+    """What the newest world means to an agent that is in this generation; None: it goes on."""
+    if world is None:
+        reason = "the store has lost this job's world"
+        return Regroup(cause=Cause.NODE_LOST, planned=False, reason=reason, generation=generation)
+    closed = world.phase is Phase.CLOSED
+    if world.generation != generation:
+        reason = f"generation {world.generation} was formed without this agent: {world.reason}"
+        return Regroup(
+            cause=world.cause,
+            planned=False,
+            reason=reason,
+            generation=world.generation,
+            left_out=True,
+            closed=closed,
+        )
+    if world.phase is Phase.FORMED:
+        return None
+    return Regroup(cause=world.cause, planned=world.planned, reason=world.reason, generation=generation, closed=closed)

@@ -16,7 +16,7 @@ from elastic.clock import Clock
 from elastic.errors import StoreError, StoreUnavailable
 from elastic.rendezvous.errors import LeaseEnded
 from elastic.rendezvous.keys import Keys
-from elastic.rendezvous.kv import KeyValueStore, Put
+from elastic.rendezvous.kv import Entry, KeyValueStore, Put
 from elastic.rendezvous.model import Member, member_to_json
 
 _log = logging.getLogger(__name__)
@@ -24,7 +24,10 @@ _RETRY_S = 0.3
 
 
 class Registration:
-    """Holds what the member key should say and sees to it that it does. Safe to use from any thread."""
+    """Holds what the member key should say and sees to it that it does. Safe to use from any thread.
+
+    `on_registered` hears what the key `last_candidate` said until then, from the same transaction.
+    """
 
     def __init__(
         self,
@@ -34,7 +37,7 @@ class Registration:
         member: Member,
         ttl_s: int,
         clock: Clock,
-        on_registered: Callable[[], None],
+        on_registered: Callable[[Entry | None], None],
     ) -> None:
         self._store, self._keys, self._clock = store, keys, clock
         self._ttl_s = ttl_s
@@ -45,7 +48,6 @@ class Registration:
         self._wake = threading.Event()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="elastic-lease", daemon=True)
-        self.candidate_revision = 0
         self.valid_until_s = 0.0
         self.trouble: StoreUnavailable | None = None
 
@@ -134,20 +136,19 @@ class Registration:
         sent_s = self._clock.monotonic_s()
         lease = self._store.grant(self._ttl_s)
         member = dataclasses.replace(self._member, lease=lease)
-        candidate = self._keys.candidate(member.agent)
-        self._store.transact(
+        last = self._keys.last_candidate
+        done = self._store.transact(
             [],
             ops=[
                 Put(self._keys.member(member.agent), member_to_json(member), lease),
-                Put(candidate, member.node, lease),
+                Put(self._keys.candidate(member.agent), member.node, lease),
+                Put(last, member.agent, tell_replaced=True),
             ],
         )
-        entry = self._store.get(candidate)
         self._member = self._written = member
-        self.candidate_revision = entry.create_revision if entry else 0
         self.valid_until_s = sent_s + self._ttl_s
         self.trouble = None
-        self._on_registered()
+        self._on_registered(done.replaced.get(last))
 
     def _note_trouble(self, error: StoreError) -> None:
         if self.trouble is None:
