@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from elastic.checkpoint import modules, optimizers
 from elastic.checkpoint.modules import Difference
 from elastic.checkpoint.shards import describe
-from elastic.checkpoint.values import decode, encode
+from elastic.checkpoint.values import check_references, decode, encode
 from elastic.errors import CheckpointError
 
 
@@ -95,6 +95,7 @@ def prepare(captured: Captured, tracked: Mapping[str, Any], *, weights_only: boo
         _extend(difference, unlike)
     orders: dict[str, list[int]] = {}
     if not weights_only:
+        check_references(objects)
         _compare_objects(objects, parts, difference)
         orders = _match_optimizers(objects, parts, difference)
     if lines := difference.lines():
