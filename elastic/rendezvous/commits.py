@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from elastic.clock import Clock
 from elastic.errors import StoreError
+from elastic.rendezvous.fences import commit_fence
 from elastic.rendezvous.keys import Keys
-from elastic.rendezvous.kv import KeyValueStore, Put, holds, present
+from elastic.rendezvous.kv import KeyValueStore, Put
 from elastic.rendezvous.membership import CommitVerdict
 
 _RETRY_S = 0.3
@@ -26,7 +27,7 @@ class Commits:
         Tried again while the store does not answer: the same record twice is the same record.
         """
         deadline_s = self._clock.monotonic_s() + timeout_s
-        conditions = [holds(self._keys.generation, str(generation)), present(self._keys.member(self._agent))]
+        conditions = commit_fence(self._keys, agent=self._agent, generation=generation)
         while True:
             try:
                 if self._store.transact(conditions, ops=[Put(self._keys.commit, value)]).succeeded:
