@@ -8,8 +8,9 @@ from __future__ import annotations
 from elastic.clock import Clock
 from elastic.errors import StoreError
 from elastic.failpoint import failpoint
+from elastic.rendezvous.fences import commit_fence
 from elastic.rendezvous.keys import Keys
-from elastic.rendezvous.kv import KeyValueStore, Put, holds, modified_at, present
+from elastic.rendezvous.kv import KeyValueStore, Put, modified_at
 from elastic.rendezvous.membership import CommitVerdict
 
 _RETRY_S = 0.3
@@ -46,11 +47,8 @@ class Commits:
                 self._clock.sleep(_RETRY_S)
 
     def _put(self, value: str, *, generation: int, revision: int) -> bool:
-        conditions = [
-            holds(self._keys.generation, str(generation)),
-            present(self._keys.member(self._agent)),
-            modified_at(self._keys.commit, revision),
-        ]
+        fence = commit_fence(self._keys, agent=self._agent, generation=generation)
+        conditions = [*fence, modified_at(self._keys.commit, revision)]
         return self._store.transact(conditions, ops=[Put(self._keys.commit, value)]).succeeded
 
     def read(self) -> str | None:

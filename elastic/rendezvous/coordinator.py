@@ -15,7 +15,7 @@ from elastic.errors import ElasticError, Preempted, StoreError, StoreUnavailable
 from elastic.events import Emit, Event, Outcome
 from elastic.rendezvous.commits import Commits
 from elastic.rendezvous.election import Election
-from elastic.rendezvous.ending import ending_of
+from elastic.rendezvous.ending import ending_of, missed_generation
 from elastic.rendezvous.errors import JobClosed
 from elastic.rendezvous.keys import Keys
 from elastic.rendezvous.kv import Entry, KeyValueStore
@@ -267,6 +267,9 @@ class Coordinator:
             self._watch.wait(self._settled, timeout_s=0.0 if patience.is_due(now_s) else _POLL_S)
             if (world := self._seated()) is not None:
                 return world
+            ended = self._registration.member.ended_generation
+            if missed := missed_generation(self._watch.world, agent=self.identity.agent, ended=ended):
+                self._registration.publish(ended_generation=missed)
             now_s = self._clock.monotonic_s()
             if interrupted():
                 raise Preempted("asked to leave while waiting for a generation")
