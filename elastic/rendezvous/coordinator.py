@@ -15,6 +15,7 @@ from elastic.errors import ElasticError, Preempted, StoreError, StoreUnavailable
 from elastic.events import Cause, Emit, Event, Outcome
 from elastic.rendezvous.commits import Commits
 from elastic.rendezvous.election import Election
+from elastic.rendezvous.ending import ending_of
 from elastic.rendezvous.errors import JobClosed
 from elastic.rendezvous.keys import Keys
 from elastic.rendezvous.kv import KeyValueStore
@@ -326,11 +327,7 @@ class Coordinator:
         )
 
     def _closed(self) -> JobClosed | None:
-        world = self._watch.world
-        if world is None or world.phase is not Phase.CLOSED or world.generation <= self._seen_closed:
-            return None
-        outcome = world.outcome or Outcome.FAILED
-        return JobClosed(outcome=outcome, exit_code=world.exit_code, reason=world.reason, text=world.text)
+        return ending_of(self._watch.world, agent=self.identity.agent, seen_closed=self._seen_closed)
 
     def _timed_out(self, limit_s: float) -> ElasticError:
         if (trouble := self._registration.trouble) is not None:

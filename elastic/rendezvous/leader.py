@@ -79,7 +79,7 @@ class Leader:
                 watch.cancel()
 
     def _term(self, own: Entry) -> None:
-        view = LeaderView(limits=self._limits)
+        view = LeaderView(limits=self._limits, leader=own.key.removeprefix(self._keys.candidates))
         while not (self._stopping or self._reconsider):
             self._wake.clear()
             if self._world_changed:
