@@ -11,8 +11,8 @@ import dataclasses
 from collections.abc import Callable, Collection
 
 from elastic.clock import SYSTEM_CLOCK, Clock
-from elastic.errors import ElasticError, Preempted, StoreError, StoreUnavailable
-from elastic.events import Cause, Emit, Event, Outcome
+from elastic.errors import ElasticError, Fenced, Preempted, StoreError, StoreUnavailable
+from elastic.events import Emit, Event, Outcome
 from elastic.rendezvous.commits import Commits
 from elastic.rendezvous.election import Election
 from elastic.rendezvous.ending import ending_of
@@ -29,6 +29,7 @@ from elastic.rendezvous.membership import (
     Regroup,
     StoreHost,
     first_member,
+    regroup_of,
 )
 from elastic.rendezvous.model import (
     FailureReport,
@@ -40,6 +41,7 @@ from elastic.rendezvous.model import (
     member_from_json,
     world_from_json,
 )
+from elastic.rendezvous.naming import NodeName
 from elastic.rendezvous.options import RendezvousOptions
 from elastic.rendezvous.probe import ProbeListener
 from elastic.rendezvous.registration import Registration
@@ -93,6 +95,7 @@ class Coordinator:
         self._election = Election(store, keys=self._keys, agent=identity.agent, lead=self._leader.lead)
         self._commits = Commits(store, keys=self._keys, agent=identity.agent, clock=clock)
         self._watch = WorldWatch(store, key=self._keys.world, on_change=self._world_changed)
+        self._name = NodeName(store, keys=self._keys, node=identity.node, agent=identity.agent)
         self._generation = 0
         self._seen_closed = 0
         self._next_store: HostedStore | None = None
@@ -187,28 +190,14 @@ class Coordinator:
 
     def regroup(self) -> Regroup | None:
         """Whether this agent's generation is over, and why. Never blocks, never raises."""
-        world, generation = self._watch.world, self._generation
-        if not generation or not self._watch.known:
+        if not self._generation or not self._watch.known:
             return None
-        if world is None:
-            reason = "the store has lost this job's world"
-            return Regroup(cause=Cause.NODE_LOST, planned=False, reason=reason, generation=generation)
-        closed = world.phase is Phase.CLOSED
-        if world.generation != generation:
-            reason = f"generation {world.generation} was formed without this agent: {world.reason}"
-            return Regroup(
-                cause=world.cause,
-                planned=False,
-                reason=reason,
-                generation=world.generation,
-                left_out=True,
-                closed=closed,
-            )
-        if world.phase is Phase.FORMED:
-            return None
-        return Regroup(
-            cause=world.cause, planned=world.planned, reason=world.reason, generation=generation, closed=closed
-        )
+        return regroup_of(self._watch.world, agent=self.identity.agent, generation=self._generation)
+
+    def check(self) -> None:
+        """Raises Fenced where another agent was given this node's name: this one must go."""
+        if self._name.taken:
+            raise Fenced(self._name.taken)
 
     def done(self) -> None:
         """This agent's workers ended well: the final state is durable."""
@@ -293,7 +282,8 @@ class Coordinator:
         return self._closed() is not None or self._seat_of(self._watch.world) is not None
 
     def _seated(self) -> World | None:
-        """The world that this agent waits for, if it is there. Raises JobClosed."""
+        """The world that this agent waits for, if it is there. Raises JobClosed, Fenced."""
+        self.check()
         self._watch.check()
         if (closed := self._closed()) is not None:
             raise closed
@@ -341,6 +331,10 @@ class Coordinator:
         )
 
     def _registered(self) -> None:
+        if self.identity.named:
+            self._name.claim(self.lease)
+            if self._name.taken:
+                self._on_change()
         self._leader.reconsider()
         self._election.stand_again()
 
