@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Callable, Collection
 
 from elastic.clock import SYSTEM_CLOCK, Clock
-from elastic.errors import ElasticError, Preempted, StoreError, StoreUnavailable
+from elastic.errors import ElasticError, Fenced, Preempted, StoreError, StoreUnavailable
 from elastic.events import Emit, Event, Outcome
 from elastic.rendezvous.commits import Commits
 from elastic.rendezvous.election import Election
@@ -29,7 +29,7 @@ from elastic.rendezvous.membership import (
     Regroup,
     StoreHost,
     first_member,
-    regroup_between,
+    regroup_of,
 )
 from elastic.rendezvous.model import (
     FailureReport,
@@ -40,6 +40,7 @@ from elastic.rendezvous.model import (
     World,
     member_from_json,
 )
+from elastic.rendezvous.naming import NodeName
 from elastic.rendezvous.options import RendezvousOptions
 from elastic.rendezvous.patience import Patience
 from elastic.rendezvous.probe import ProbeListener
@@ -93,6 +94,7 @@ class Coordinator:
         self._election = Election(store, keys=self._keys, agent=identity.agent, lead=self._leader.lead)
         self._commits = Commits(store, keys=self._keys, agent=identity.agent, clock=clock)
         self._watch = WorldWatch(store, key=self._keys.world, on_change=self._world_changed)
+        self._name = NodeName(store, keys=self._keys, node=identity.node, agent=identity.agent)
         self._generation = 0
         self._seen_closed = 0
         self._asked_s = 0.0
@@ -199,7 +201,12 @@ class Coordinator:
         """Whether this agent's generation is over, and why. Never blocks, never raises."""
         if not self._generation or not self._watch.known:
             return None
-        return regroup_between(self._generation, world=self._watch.world)
+        return regroup_of(self._watch.world, agent=self.identity.agent, generation=self._generation)
+
+    def check(self) -> None:
+        """Raises Fenced where another agent was given this node's name: this one must go."""
+        if self._name.taken:
+            raise Fenced(self._name.taken)
 
     def done(self) -> None:
         """This agent's workers ended well: the final state is durable."""
@@ -290,7 +297,8 @@ class Coordinator:
         return self._closed() is not None or self._seat_of(self._watch.world) is not None
 
     def _seated(self) -> World | None:
-        """The world that this agent waits for, if it is there. Raises JobClosed."""
+        """The world that this agent waits for, if it is there. Raises JobClosed, Fenced."""
+        self.check()
         self._watch.check()
         if (closed := self._closed()) is not None:
             raise closed
@@ -338,6 +346,10 @@ class Coordinator:
         )
 
     def _registered(self, after: Entry | None) -> None:
+        if self.identity.named:
+            self._name.claim(self.lease)
+            if self._name.taken:
+                self._on_change()
         self._leader.reconsider()
         self._election.stand(after=after)
 

@@ -61,6 +61,10 @@ class Keys:
         """The member key of an agent."""
         return self.members + agent
 
+    def name(self, node: str) -> str:
+        """Held by the agent that bears this node name."""
+        return f"{self.root}/names/{quote(node, safe='')}"
+
     def candidate(self, agent: str) -> str:
         """The candidate key of an agent."""
         return self.candidates + agent

@@ -16,7 +16,7 @@ from elastic.errors import StoreError
 from elastic.events import Emit, NodeLost
 from elastic.rendezvous.fences import world_fence, world_write
 from elastic.rendezvous.keys import Keys
-from elastic.rendezvous.kv import Entry, KeyValueStore, Update, created_at
+from elastic.rendezvous.kv import Entry, KeyValueStore, Put, Update, created_at
 from elastic.rendezvous.machine import decide
 from elastic.rendezvous.model import Member, World, member_from_json, world_from_json, world_to_json
 from elastic.rendezvous.probe import Target, probe_all
