@@ -20,6 +20,7 @@ from elastic.rendezvous.errors import JobClosed
 from elastic.rendezvous.keys import Keys
 from elastic.rendezvous.kv import Entry, KeyValueStore
 from elastic.rendezvous.leader import Leader
+from elastic.rendezvous.lost_world import LostWorld
 from elastic.rendezvous.membership import (
     AgentIdentity,
     CommitVerdict,
@@ -51,6 +52,8 @@ __all__ = ["AgentIdentity", "CommitVerdict", "Coordinator", "JobClosed", "Member
 
 _POLL_S = 0.1
 _RETRY_S = 0.3
+# Beyond two leases: all members of a lost world have written their keys again by then, or will not.
+_LOST_S = 5.0
 # etcd refuses requests above 1.5 MB; a traceback's end is what tells.
 _LONGEST_TEXT = 20_000
 
@@ -89,13 +92,18 @@ class Coordinator:
             ttl_s=options.ttl_s,
             clock=clock,
             on_registered=self._registered,
+            on_renewed=lambda: self._lost_world.mend(self._on_change),
         )
         self._leader = Leader(store, keys=self._keys, limits=options.limits, clock=clock, emit=emit)
         self._election = Election(store, keys=self._keys, agent=identity.agent, lead=self._leader.lead)
         self._commits = Commits(store, keys=self._keys, agent=identity.agent, clock=clock)
+        self._lost_world = LostWorld(
+            store, keys=self._keys, agent=identity.agent, limit_s=2.0 * options.ttl_s + _LOST_S, clock=clock
+        )
         self._watch = WorldWatch(store, key=self._keys.world, on_change=self._world_changed)
         self._name = NodeName(store, keys=self._keys, node=identity.node, agent=identity.agent)
         self._generation = 0
+        self._joined: World | None = None
         self._seen_closed = 0
         self._asked_s = 0.0
         self._next_store: HostedStore | None = None
@@ -201,6 +209,8 @@ class Coordinator:
         """Whether this agent's generation is over, and why. Never blocks, never raises."""
         if not self._generation or not self._watch.known:
             return None
+        if self._watch.world is None and not self._lost_world.given_up:
+            return None
         return regroup_of(self._watch.world, agent=self.identity.agent, generation=self._generation)
 
     def check(self) -> None:
@@ -228,7 +238,7 @@ class Coordinator:
 
     def commit(self, value: str, *, timeout_s: float = 10.0) -> CommitVerdict:
         """Write the commit record, if this agent's generation is the newest one and its member key is there."""
-        return self._commits.write(value, generation=self._generation, timeout_s=timeout_s)
+        return self._commits.write(value, world=self._joined, timeout_s=timeout_s)
 
     def commit_record(self) -> str | None:
         """The last commit record. Raises StoreUnavailable."""
@@ -313,7 +323,8 @@ class Coordinator:
     def _enter(self, world: World) -> Membership:
         seat = world.seat_of(self.identity.agent)
         assert seat is not None  # _await_seat has looked
-        self._generation = world.generation
+        self._generation, self._joined = world.generation, world
+        self._lost_world.remember(world)
         self._registration.note(last_generation=world.generation, report=None, unreachable=())
         if self._current_store is not None:
             self._current_store.close()
@@ -354,5 +365,10 @@ class Coordinator:
         self._election.stand(after=after)
 
     def _world_changed(self) -> None:
+        if self._watch.world is not None:
+            self._lost_world.found()
+        elif self._generation:
+            self._lost_world.lost()
+            self._registration.look()
         self._leader.world_changed()
         self._on_change()

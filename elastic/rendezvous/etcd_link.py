@@ -29,7 +29,8 @@ _CHANNEL_OPTIONS = (
     # Fresh channels must not inherit the back-off of the one that failed.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    # Its name notwithstanding, how long a connection may take to come about: a far etcd needs several round trips.
+    ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", 1000),
     # etcd answers pings more frequent than 5 s with "too many pings".
     ("grpc.keepalive_time_ms", 10_000),

@@ -24,7 +24,7 @@ class Keys:
 
     @property
     def generation(self) -> str:
-        """The number of the last generation formed, in decimal: what a commit is compared with."""
+        """The token of the last generation formed, `number.digest`: what a commit is compared with."""
         return f"{self.root}/generation"
 
     @property

@@ -114,7 +114,7 @@ class Leader:
                 self._store.revoke(view.members[agent].lease)
             self._wake.wait(_EVICTED_S)
             return True
-        formed = verdict.world.generation if isinstance(verdict, Form) else None
+        formed = verdict.world.token if isinstance(verdict, Form) else None
         revision = self._world_entry.mod_revision if self._world_entry else 0
         done = self._store.transact(
             world_fence(self._keys, own=own, world_revision=revision),

@@ -39,10 +39,12 @@ class Registration:
         ttl_s: int,
         clock: Clock,
         on_registered: Callable[[Entry | None], None],
+        on_renewed: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`on_renewed`: called from the thread after each renewal; whether the next should come soon."""
         self._store, self._keys, self._clock = store, keys, clock
         self._ttl_s = ttl_s
-        self._on_registered = on_registered
+        self._on_registered, self._on_renewed = on_registered, on_renewed
         self._member = member
         self._written: Member | None = None
         self._writing = threading.RLock()
@@ -110,7 +112,7 @@ class Registration:
                 return
             try:
                 self._renew()
-                pause_s = self._ttl_s / 3
+                pause_s = _RETRY_S if self._on_renewed() else self._ttl_s / 3
             except StoreError as error:
                 self._note_trouble(error)
                 pause_s = _RETRY_S

@@ -9,7 +9,7 @@ from typing import Any
 
 from etcd3.etcdrpc.auth_pb2 import Permission
 
-from elastic.local.etcd import EtcdCluster, EtcdServer
+from elastic.local.etcd import EtcdServer
 from elastic.rendezvous.etcd_link import EtcdLink
 from elastic.rendezvous.options import RendezvousOptions
 
@@ -65,18 +65,18 @@ def compact(endpoint: str, **reach: Any) -> int:
         return revision
 
 
-def leader(cluster: EtcdCluster) -> EtcdServer:
-    """The member that leads."""
-    for member in cluster.members:
+def leader(*members: EtcdServer) -> EtcdServer:
+    """The one of these members that leads."""
+    for member in members:
         with link(member.endpoint) as admin:
             status = admin.call("Maintenance", "Status", admin.rpc.StatusRequest())
             if status.leader == status.header.member_id:
                 return member
-    raise AssertionError("no member says that it leads")
+    raise AssertionError("none of the members says that it leads")
 
 
-def keys(endpoint: str, **reach: Any) -> dict[str, str]:
+def keys(*endpoints: str, **reach: Any) -> dict[str, str]:
     """Every key with its value."""
-    with link(endpoint, **reach) as admin:
+    with link(*endpoints, **reach) as admin:
         found = admin.call("KV", "Range", admin.rpc.RangeRequest(key=b"\0", range_end=b"\0"))
         return {item.key.decode(): item.value.decode() for item in found.kvs}

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import queue
 import socket
 import threading
 from types import TracebackType
 from typing import Self
+
+from elastic.clock import SYSTEM_CLOCK
 
 
 @dataclasses.dataclass(eq=False)
@@ -121,16 +124,28 @@ class Proxy:
             self._spawn(self._pump, line, False)
 
     def _pump(self, line: _Line, from_client: bool) -> None:
-        source, sink = (line.client, line.server) if from_client else (line.server, line.client)
+        source = line.client if from_client else line.server
+        late: queue.SimpleQueue[tuple[float, bytes]] = queue.SimpleQueue()
+        self._spawn(self._deliver, line, from_client, late)
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
-                if self.delay_s:
-                    self.delayed += 1
-                    self._closed.wait(self.delay_s)
-                if line.mute_client if from_client else line.mute_server:
-                    self.lost_bytes += len(data)
-                else:
-                    sink.sendall(data)
+                late.put((SYSTEM_CLOCK.monotonic_s() + self.delay_s, data))
+        late.put((0.0, b""))
+
+    def _deliver(self, line: _Line, from_client: bool, late: queue.SimpleQueue) -> None:
+        sink = line.server if from_client else line.client
+        while (item := late.get())[1]:
+            due_s, data = item
+            if (left_s := due_s - SYSTEM_CLOCK.monotonic_s()) > 0:
+                self.delayed += 1
+                self._closed.wait(left_s)
+            if line.mute_client if from_client else line.mute_server:
+                self.lost_bytes += len(data)
+                continue
+            try:
+                sink.sendall(data)
+            except OSError:
+                break
         if not (line.mute_client or line.mute_server):
             self._drop(line)
 
