@@ -124,8 +124,25 @@ class LeftOut:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Apart:
+    """Where the seats of a large world are: in `parts` keys, written when `generation` was formed (see apart.py).
+
+    `moves` tells how ranks moved for those who had a seat in generation `since`; 0: it is not told.
+    """
+
+    generation: int
+    parts: int
+    nodes: int
+    workers: int
+    since: int = 0
+    moves: tuple[tuple[int, int, int], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class World:
     """The agreed membership. Seats are in rank order; the store listens on the agent of seat 0.
+
+    With `apart`, an agent that does not lead knows its own seat only: count with `nodes` and `world_size`.
 
     An OPEN world is the generation that is being left; `planned` means that workers finish their step and save first,
     and `leaving` names the agents that go.
@@ -145,11 +162,17 @@ class World:
     outcome: Outcome | None = None
     exit_code: int = 0
     text: str = ""
+    apart: Apart | None = None
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes."""
+        return self.apart.nodes if self.apart else len(self.seats)
 
     @property
     def world_size(self) -> int:
         """Number of workers."""
-        return sum(seat.slots for seat in self.seats)
+        return self.apart.workers if self.apart else sum(seat.slots for seat in self.seats)
 
     def seat_of(self, agent: str) -> Seat | None:
         """The agent's seat, or None where it has none."""
@@ -172,8 +195,9 @@ def member_to_json(member: Member) -> str:
 
 
 def world_to_json(world: World) -> str:
-    """The text of the world key; `world_size` is there for people and status tools."""
-    return _dump(dataclasses.asdict(world) | {"world_size": world.world_size})
+    """The text of the world key; `world_size` is there for people and status tools. Seats kept apart are left out."""
+    told = dataclasses.replace(world, seats=()) if world.apart else world
+    return _dump(dataclasses.asdict(told) | {"world_size": world.world_size})
 
 
 def member_from_json(text: str) -> Member:
@@ -212,11 +236,16 @@ def world_from_json(text: str) -> World:
             failures=tuple(_make(Failure, item) for item in raw.get("failures", ())),
             left_out=tuple(_make(LeftOut, item) for item in raw.get("left_out", ())),
             leaving=tuple(raw.get("leaving", ())),
+            apart=_apart(raw["apart"]) if raw.get("apart") else None,
         )
 
 
 def _report(raw: Mapping[str, Any]) -> FailureReport:
     return _make(FailureReport, raw, cause=Cause(raw["cause"]))
+
+
+def _apart(raw: Mapping[str, Any]) -> Apart:
+    return _make(Apart, raw, moves=tuple((int(a), int(b), int(c)) for a, b, c in raw.get("moves", ())))
 
 
 def _make(cls: type[_Made], raw: Mapping[str, Any], **converted: Any) -> _Made:
