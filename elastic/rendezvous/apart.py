@@ -18,7 +18,7 @@ from elastic.errors import StoreError
 from elastic.rendezvous.model import Apart, Seat, World
 
 _INLINE = 64
-_SEATS_OF_A_PART = 64
+_SEATS_OF_A_PART = 40
 # etcd takes at most 128 operations in a transaction.
 _MOST_PARTS = 120
 _MOST_MOVES = 16
@@ -67,11 +67,12 @@ def part_of(agent: str, *, parts: int) -> int:
     return zlib.crc32(agent.encode()) % parts
 
 
-def part_from_json(text: str) -> Part:
-    """Read one part. Raises StoreError."""
+def part_from_json(text: str, *, agent: str | None = None) -> Part:
+    """Read one part, or only one agent's seat of it. Raises StoreError."""
     try:
         raw = json.loads(text)
-        return Part(generation=int(raw["generation"]), seats=tuple(_seat(row) for row in raw["seats"]))
+        seats = tuple(_seat(row) for row in raw["seats"] if agent in (None, row[0]))
+        return Part(generation=int(raw["generation"]), seats=seats)
     except (ValueError, KeyError, TypeError) as error:
         raise StoreError(f"a part of the world's seats holds {text[:120]!r}, which this version cannot read") from error
 

@@ -55,11 +55,14 @@ class WorldWatch:
         if not self.looks_apart or world is None or world.apart is None:
             return
         found = self._store.get(self._keys.part(part_of(self._agent, parts=world.apart.parts)))
-        if found is None or (part := part_from_json(found.value)).generation != world.apart.generation:
+        if (
+            found is None
+            or (part := part_from_json(found.value, agent=self._agent)).generation != world.apart.generation
+        ):
             return  # The world is not the newest any more: the watch will tell.
         with self._changed:
             if self._world is not None and self._world.apart is not None:
-                self._keep(part)
+                self._part = part
                 self._world = self._seated(self._world)
 
     def read(self) -> World | None:
@@ -115,7 +118,3 @@ class WorldWatch:
             return world
         self._part = part
         return dataclasses.replace(world, seats=part.seats)
-
-    def _keep(self, part: Part) -> None:
-        own = tuple(seat for seat in part.seats if seat.agent == self._agent)
-        self._part = Part(generation=part.generation, seats=own)
