@@ -146,7 +146,7 @@ class Leader:
     def _gather(self, took_s: float) -> None:
         """Among very many a look takes long: what arrives meanwhile, and a little longer, is looked at together."""
         if took_s > _QUICK_S:
-            self._calm.wait(min(_LONGEST_GATHER_S, 2 * took_s))
+            self._calm.wait(min(_LONGEST_GATHER_S, 4 * took_s))
 
     def _are_coming(self, agents: Sequence[str], *, view: LeaderView, now_s: float) -> bool:
         """Whether so many are not back yet that it is too early to ask each of them."""

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -85,7 +86,7 @@ class Agent:
             if self._asking and (membership := self.coordinator.enter()) is not None:
                 self._asking = False
                 self.generation = membership.generation
-                self._host.arrived(membership.world.reason)
+                self._host.arrived(self.generation, membership.world.reason)
 
 
 class Host:
@@ -102,13 +103,15 @@ class Host:
         self._arrived_s = 0.0
         self._reason = ""
         self._heard = 0
+        self._entered: Counter[int] = Counter()
         names = [f"node{number}" for number in range(first, first + count)]
         self.agents = [Agent(self.store, node=node, options=self.options, host=self) for node in names]
         self._leases: list[int] = []
 
-    def arrived(self, reason: str) -> None:
+    def arrived(self, generation: int, reason: str) -> None:
         with self._news:
             self._arrived_s, self._reason = time.monotonic(), reason
+            self._entered[generation] += 1
             self._news.notify_all()
 
     def start(self) -> dict[str, Any]:
@@ -119,9 +122,10 @@ class Host:
     def formed(self, after: int, limit_s: float = 100.0) -> dict[str, Any]:
         """Wait until every agent that lives has entered one generation later than `after`."""
 
+        alive = sum(agent.alive for agent in self.agents)
+
         def all_here() -> bool:
-            seen = {agent.generation for agent in self.agents if agent.alive}
-            return len(seen) == 1 and seen.pop() > after
+            return any(count >= alive for generation, count in self._entered.items() if generation > after)
 
         with self._news:
             done = self._news.wait_for(all_here, timeout=limit_s)
