@@ -19,6 +19,7 @@ from typing import Any
 from elastic.events import Cause
 from elastic.rendezvous.coordinator import Coordinator
 from elastic.rendezvous.etcd import EtcdStore
+from elastic.rendezvous.etcd_watch import EtcdWatch
 from elastic.rendezvous.kv import KeyValueStore
 from elastic.rendezvous.membership import AgentIdentity
 from elastic.rendezvous.model import FailureReport
@@ -107,6 +108,7 @@ class Host:
         names = [f"node{number}" for number in range(first, first + count)]
         self.agents = [Agent(self.store, node=node, options=self.options, host=self) for node in names]
         self._leases: list[int] = []
+        self._bare_watches: list[EtcdWatch] = []
 
     def arrived(self, generation: int, reason: str) -> None:
         with self._news:
@@ -153,8 +155,8 @@ class Host:
 
     def bare_puts(self) -> dict[str, Any]:
         """One write of the leased key each."""
-        leases = list(enumerate(self._leases))
-        self._all(lambda: self.store.put(f"/bare/{leases[0][1]}/{leases.pop()[0]}", "x" * 400))
+        leases = list(self._leases)
+        self._all(lambda: self.store.put(f"/bare/{leases.pop()}", "x" * 400))
         return {"at_s": time.monotonic()}
 
     def bare_fan_out(self) -> dict[str, Any]:
@@ -165,10 +167,19 @@ class Host:
             self._heard -= count
         return {"at_s": time.monotonic()}
 
+    def bare_end(self) -> dict[str, Any]:
+        """Leave only the channel."""
+        while self._bare_watches:
+            self._bare_watches.pop().cancel()
+        self._all(lambda: self.store.revoke(self._leases.pop()))
+        return {"done": True}
+
     def _bare_start(self) -> None:
         lease = self.store.grant(TTL_S)
         self.store.put(f"/bare/{lease}", "x" * 400, lease=lease)
-        self.store.watch("/bare-world", since=1, on_update=lambda _u: self._hear(), on_break=lambda _r: None)
+        self._bare_watches.append(
+            self.store.watch("/bare-world", since=1, on_update=lambda _u: self._hear(), on_break=lambda _r: None)
+        )
         self._leases.append(lease)
 
     def _hear(self) -> None:
