@@ -100,7 +100,7 @@ class Coordinator:
         self._lost_world = LostWorld(
             store, keys=self._keys, agent=identity.agent, limit_s=2.0 * options.ttl_s + _LOST_S, clock=clock
         )
-        self._watch = WorldWatch(store, key=self._keys.world, on_change=self._world_changed)
+        self._watch = WorldWatch(store, keys=self._keys, agent=identity.agent, on_change=self._world_changed)
         self._name = NodeName(store, keys=self._keys, node=identity.node, agent=identity.agent)
         self._generation = 0
         self._joined: World | None = None
@@ -301,15 +301,18 @@ class Coordinator:
     def _nodes(self) -> int:
         """How many nodes there are, as far as this agent knows."""
         world = self._watch.world
-        return max(self.options.min_nodes, len(world.seats) if world else 0)
+        return max(self.options.min_nodes, world.nodes if world else 0)
 
     def _settled(self) -> bool:
-        return self._closed() is not None or self._seat_of(self._watch.world) is not None
+        seated = self._seat_of(self._watch.world) is not None
+        return seated or self._watch.looks_apart or self._closed() is not None
 
     def _seated(self) -> World | None:
         """The world that this agent waits for, if it is there. Raises JobClosed, Fenced."""
         self.check()
         self._watch.check()
+        with contextlib.suppress(StoreUnavailable):
+            self._watch.look()
         if (closed := self._closed()) is not None:
             raise closed
         world = self._watch.world
