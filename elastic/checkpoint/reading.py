@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import zlib
 
 import torch
 from torch import Tensor
 
+from elastic.checkpoint.checksums import fault_of
 from elastic.checkpoint.layout import MANIFEST, MAX_JSON_BYTES, METADATA, ShardKind, parse_shard_name
 from elastic.checkpoint.manifest import FileFacts, Manifest, digest
 from elastic.checkpoint.metadata import Piece, parse_metadata
@@ -118,10 +118,8 @@ def _is_model(name: str) -> bool:
 
 def _verified(directory: str, name: str, facts: FileFacts, storage: Storage) -> bytes:
     data = _bytes(directory, name, storage)
-    if len(data) != facts.size_bytes:
-        raise CheckpointDamaged(f"{name} has {len(data)} bytes, expected {facts.size_bytes}")
-    if zlib.crc32(data) != facts.crc32:
-        raise CheckpointDamaged(f"{name} is not what was written: its checksum does not match")
+    if (fault := fault_of(data, facts, name=name)) is not None:
+        raise CheckpointDamaged(fault)
     return data
 
 
