@@ -185,12 +185,14 @@ class Reader:
     def _claim(self, attempt: Attempt, plan: Plan, manifest: Manifest | None) -> dict[str, str]:
         """On rank 0, when all ranks have verified it: commit what is adopted, and put our generation in the record.
 
+        A store that lost its data has no record: it gets one again.
+
         From then on nothing that an older generation still saves can be adopted.
         """
         if self._generation is None or not plan.own or manifest is None or attempt.manifest_digest is None:
             return {}
         record = self._record
-        if attempt.adopt:
+        if attempt.adopt or record is None:
             record = CommitRecord(
                 iteration=manifest.iteration,
                 lineage=manifest.lineage,
@@ -198,7 +200,7 @@ class Reader:
                 generation=self._generation,
                 consumed_samples=manifest.consumed_samples,
             )
-        elif record is None or record.generation >= self._generation:
+        elif record.generation >= self._generation:
             return {}
         answer = self._committer.commit(replace(record, generation=self._generation))
         if answer.stale:
