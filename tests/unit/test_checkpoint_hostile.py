@@ -137,7 +137,8 @@ def test_metadata(data):
     pieces, told = outcome(parse_metadata, data)
     assert pieces is not None or "metadata.json" in told
     for each in pieces or ():
-        assert "/" not in each.file_name and not each.file_name.startswith(".")
+        assert "/" not in each.file_name
+        assert not each.file_name.startswith(".")
         assert len(each.offset) == len(each.global_shape)
 
 
