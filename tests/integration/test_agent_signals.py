@@ -4,12 +4,11 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 
-from elastic.events import JobEnded, Outcome, WorkerStarted, WorldFormed, read_records
+from elastic.events import GroupReady, JobEnded, Outcome, WorkerStarted, WorldFormed, read_records
 from elastic.local.node import ROOT
 from tests.harness.survival import cluster
 
@@ -32,22 +31,21 @@ def test_while_waiting_for_others(tmp_path, etcd):
         assert node.log.read_text().rstrip().splitlines()[-1] == "left on SIGTERM; please requeue"
 
 
-@pytest.mark.parametrize("moment", [WorldFormed, WorkerStarted])
-def test_while_workers_are_being_started(moment, tmp_path, etcd):
-    """The worker takes part in a step, saves and ends; a hail of signals ends it at once. Nothing is left behind."""
+@pytest.mark.parametrize("moments", [(WorldFormed,), (WorkerStarted, GroupReady)])
+def test_while_workers_are_being_started(moments, tmp_path, etcd):
+    """The worker takes part in a step, saves and ends; a second signal ends it at once. Nothing is left behind."""
     with cluster(tmp_path, etcd.endpoint, steps=5000) as run:
         node = run.start("a", ELASTIC__RENDEZVOUS__FIRST_WAIT_S="0")
-        sent = threading.Event()
+        sent = []
 
         def fire(record):
-            if isinstance(record.event, moment) and not sent.is_set():
-                sent.set()
-                for _ in range(1 if moment is WorldFormed else 20):
-                    node.signal(signal.SIGINT)
+            if isinstance(record.event, moments):
+                sent.append(type(record.event))
+                node.signal(signal.SIGINT)
 
         run.follower._on_record = fire
         run.wait(lambda r: isinstance(r.event, JobEnded), what="the end", limit_s=90)
-        assert sent.is_set()
+        assert tuple(sent) == moments
         assert run.wait_exit("a", limit_s=20) == 75
         (end,) = ends(run)
         assert end.reason == "left on SIGINT; please requeue"
