@@ -18,10 +18,12 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import SignalException
 
 from elastic.errors import ElasticError, ExitCode, Preempted, UsageError
-from elastic.events import Fencing, JobEnded, Outcome, RoundOpened, WorkerLost, WorkerStarted
+from elastic.events import Cause, Fencing, JobEnded, Outcome, RoundOpened, WorkerLost, WorkerStarted
 from elastic.launch.exits import Ending, Verdict, WorkerExit, cause_of, describe, fault_of, judge
 from elastic.launch.processes import WorkerProcesses
 from elastic.launch.stage import Stage
+from elastic.launch.stall import kill_stopped
+from elastic.launch.stall_watch import Finding
 from elastic.rendezvous.errors import JobClosed
 from elastic.rendezvous.membership import Membership, Regroup
 from elastic.rendezvous.model import FailureReport, Phase
@@ -31,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 SETTLE_S = 1.0
 """How long workers of a broken generation may take to end by themselves: enough to end a commit under way."""
+VAIN_S = 0.2
+"""The same where they wait for peers that were found silent: nothing was done for longer than that already."""
 FINISH_S = 60.0
 """How long a node that is done waits for the others: they end at the same step, but their last save may be slower."""
 _FINISH_SLICE_S = 0.5
@@ -112,7 +116,7 @@ class Agent(LocalElasticAgent):
         group.workers = _workers_of(membership, group.spec)
         group.store = membership  # only to be there: the ranks were agreed through etcd
         group.group_rank = membership.seat.group_rank
-        group.group_world_size = len(membership.world.seats)
+        group.group_world_size = membership.world.nodes
         group.master_addr = membership.store_address
         group.master_port = membership.store_port
         self._stage.export(
@@ -132,6 +136,7 @@ class Agent(LocalElasticAgent):
             clock=self._stage.clock,
         )
         group.state = WorkerState.HEALTHY
+        self._stage.stall.begin(membership)
 
     def _live(self) -> Verdict:
         """Wait until this node's part of the generation is over, and end what is left of it."""
@@ -142,15 +147,27 @@ class Agent(LocalElasticAgent):
         clock = self._stage.clock
         while workers.running and not workers.failed:
             self._stage.signals.check()
+            self._stage.coordinator.check()
             regroup = self._stage.coordinator.regroup()
             if regroup is not None and (known is None or (known.planned and not regroup.planned)):
                 # A planned end may become an unplanned one: whoever waits for a lost peer waits in vain.
-                until_s = min(until_s, clock.monotonic_s() + (PLANNED_S if regroup.planned else SETTLE_S))
+                until_s = min(until_s, clock.monotonic_s() + self._end_within_s(regroup))
                 self._ending(regroup)
                 known = regroup
-            left_s = until_s - clock.monotonic_s()
-            if left_s <= 0:
+            if known is None or known.planned:
+                found = self._stage.stall.look(workers.pids)
+                if found.give_up:
+                    self._give_up(found.give_up)
+                    break
+                for pid in found.stopped:
+                    logger.warning("the worker with pid %d was stopped by somebody: it is killed", pid)
+                    kill_stopped(pid)
+            else:
+                found = Finding(until_s=math.inf)
+            now_s = clock.monotonic_s()
+            if now_s >= until_s:
                 break
+            left_s = max(0.0, min(until_s, found.until_s) - now_s)
             workers.wait(limit_s=None if math.isinf(left_s) else left_s)
         return self._settle(workers)
 
@@ -161,12 +178,21 @@ class Agent(LocalElasticAgent):
         if regroup.planned:
             self._stage.server.regroup()
 
+    def _give_up(self, reason: str) -> None:
+        """Whether this node's generation still is the present one cannot be known: its workers must not go on."""
+        self._stage.observer.fault(Cause.NODE_LOST)
+        self._stage.observer.emit(Fencing(what="worker", reason=reason))
+        logger.warning("the workers are stopped: %s", reason)
+
+    def _end_within_s(self, regroup: Regroup) -> float:
+        return PLANNED_S if regroup.planned else VAIN_S if self._stage.stall.blames else SETTLE_S
+
     def _settle(self, workers: WorkerProcesses) -> Verdict:
         # The fault counts from here, before waiting for those that must still end.
         if workers.failed:
             ended = [self._exit_of(local_rank) for local_rank in workers.ended]
             self._stage.observer.fault(fault_of(ended))
-        workers.let_end(limit_s=SETTLE_S)
+        workers.let_end(limit_s=SETTLE_S if not self._stage.stall.blames else VAIN_S)
         exits = [self._exit_of(end.local_rank) for end in workers.ended.values()]
         verdict = judge(
             exits,

@@ -74,6 +74,11 @@ class WorkerProcesses:
         return len(self.ended) < len(self._processes)
 
     @property
+    def pids(self) -> list[int]:
+        """Those that have not ended."""
+        return [process.pid for local_rank, process in self._processes.items() if local_rank not in self.ended]
+
+    @property
     def failed(self) -> bool:
         """Whether some worker ended with anything but 0."""
         return any(end.exit_code != 0 for end in self.ended.values())

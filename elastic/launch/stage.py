@@ -23,6 +23,7 @@ from elastic.launch.observer import Observer
 from elastic.launch.processes import WakePipe
 from elastic.launch.server import Callbacks, WorkerServer
 from elastic.launch.signals import LeaveSignals
+from elastic.launch.stall_watch import StallWatch
 from elastic.launch.torch_details import take_signals
 from elastic.lease import LeasePage
 from elastic.lifetime import AGENT_PID
@@ -60,11 +61,9 @@ class Stage:
             ConfigError: rendezvous options that cannot be understood.
             StoreUnavailable: there is no way to etcd.
         """
-        self.clock = clock
+        self.clock, self._settings, self._node = clock, settings, node
         self.wake = WakePipe()
         self.signals = LeaveSignals(on_signal=self.wake.wake)
-        self._settings = settings
-        self._node = node
         self._agent = uuid.uuid4().hex
         self._metrics = Metrics(clock=clock)
         self._told: dict[int, Failure] = {}
@@ -90,6 +89,7 @@ class Stage:
             settings=settings,
             job_id=job_id,
             node=node,
+            named=NODE in environ,
             agent=self._agent,
             root_generation=highest_generation(settings.checkpoint.save_path, storage=PosixStorage()),
             clock=clock,
@@ -98,6 +98,12 @@ class Stage:
             page=self._page,
         )
         self.coordinator = self.handler.coordinator
+        self.stall = StallWatch(
+            self.coordinator,
+            pace=lambda: self.observer.pace,
+            unconfirmed_limit_s=settings.rendezvous.unconfirmed_limit_s,
+            clock=clock,
+        )
 
     def start(self, *, slots: int) -> None:
         """Start threads and servers, and handle signals from here on (torchrun does so only once workers run).

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from elastic.clock import Clock
 from elastic.errors import StoreError
+from elastic.failpoint import failpoint
+from elastic.rendezvous.fences import commit_fence
 from elastic.rendezvous.keys import Keys
-from elastic.rendezvous.kv import KeyValueStore, Put, holds, modified_at, present
+from elastic.rendezvous.kv import KeyValueStore, Put, modified_at
 from elastic.rendezvous.membership import CommitVerdict
 from elastic.rendezvous.model import World
 
@@ -30,6 +32,7 @@ class Commits:
         if world is None:
             return CommitVerdict(granted=False, reason="this agent has not joined a generation")
         deadline_s = self._clock.monotonic_s() + timeout_s
+        failpoint("agent.commit")
         tried = False
         while True:
             try:
@@ -49,11 +52,8 @@ class Commits:
                 self._clock.sleep(_RETRY_S)
 
     def _put(self, value: str, *, world: World, revision: int) -> bool:
-        conditions = [
-            holds(self._keys.generation, world.token),
-            present(self._keys.member(self._agent)),
-            modified_at(self._keys.commit, revision),
-        ]
+        fence = commit_fence(self._keys, agent=self._agent, token=world.token)
+        conditions = [*fence, modified_at(self._keys.commit, revision)]
         return self._store.transact(conditions, ops=[Put(self._keys.commit, value)]).succeeded
 
     def read(self) -> str | None:

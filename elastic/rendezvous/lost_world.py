@@ -17,6 +17,7 @@ from elastic.rendezvous.kv import KeyValueStore, Put, modified_at
 from elastic.rendezvous.model import Member, World, member_from_json, world_to_json
 
 _log = logging.getLogger(__name__)
+_LOST_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,15 +43,15 @@ def restorable(world: World, *, members: Sequence[Member]) -> Restorable:
 class LostWorld:
     """What one agent does about it. `lost` and `found` may be called from any thread."""
 
-    def __init__(self, store: KeyValueStore, *, keys: Keys, agent: str, limit_s: float, clock: Clock) -> None:
-        """`limit_s`: for how long a lost world is waited for."""
+    def __init__(self, store: KeyValueStore, *, keys: Keys, agent: str, ttl_s: int, clock: Clock) -> None:
         self._store, self._keys, self._agent, self._clock = store, keys, agent, clock
-        self._limit_s = limit_s
+        # All members of a lost world have written their keys again by then, or will not.
+        self._limit_s = 2.0 * ttl_s + _LOST_S
         self._world: World | None = None
         self._since_s: float | None = None
 
     def remember(self, world: World) -> None:
-        """This agent has joined a generation."""
+        """This agent has joined a generation. One whose seats are kept apart cannot be written again from memory."""
         self._world = world
 
     def lost(self) -> None:
@@ -64,7 +65,9 @@ class LostWorld:
 
     @property
     def given_up(self) -> bool:
-        """Whether it has been lost for so long that this generation is over."""
+        """Whether it has been lost for so long that this generation is over, or cannot be mended at all."""
+        if self._world is None or self._world.apart is not None:
+            return True
         since_s = self._since_s
         return since_s is not None and self._clock.monotonic_s() >= since_s + self._limit_s
 

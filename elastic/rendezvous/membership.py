@@ -14,7 +14,7 @@ class AgentIdentity:
     """Who an agent is. `agent` is new with each process; `node` serves for order and for people.
 
     `address` is where other nodes reach this one; `slots` its number of workers; `root_generation` the newest
-    generation that the checkpoint root has seen.
+    generation that the checkpoint root has seen. `named`: the node's name was given, so that no other may bear it.
     """
 
     agent: str
@@ -24,6 +24,7 @@ class AgentIdentity:
     exporter: str = ""
     fingerprint: str = ""
     root_generation: int = 0
+    named: bool = False
 
 
 class HostedStore(Protocol):
@@ -101,6 +102,21 @@ class Regroup:
     generation: int
     left_out: bool = False
     closed: bool = False
+
+
+def seat_after(world: World | None, *, agent: str, generation: int) -> Seat | None:
+    """An agent's seat in a formed world newer than this generation. Pure."""
+    if world is None or world.phase is not Phase.FORMED or world.generation <= generation:
+        return None
+    return world.seat_of(agent)
+
+
+def too_few(here: str, *, min_nodes: int, limit_s: float) -> str:
+    """What to tell where too few nodes came. `here`: how many did."""
+    return (
+        f"{here} of at least {min_nodes} nodes came within {limit_s:g} s; start the others, or allow "
+        "fewer with --nnodes=MIN:MAX"
+    )
 
 
 def regroup_of(world: World | None, *, agent: str, generation: int) -> Regroup | None:

@@ -18,7 +18,7 @@ from elastic.errors import StoreError, StoreUnavailable
 from elastic.lease import AGENT, LeasePage, certain_until_s
 from elastic.rendezvous.errors import LeaseEnded
 from elastic.rendezvous.keys import Keys
-from elastic.rendezvous.kv import KeyValueStore, Put, modified_at
+from elastic.rendezvous.kv import Entry, KeyValueStore, Put, modified_at
 from elastic.rendezvous.model import Member, member_to_json
 
 _log = logging.getLogger(__name__)
@@ -39,7 +39,10 @@ class Keeper(Protocol):
 
 
 class Registration:
-    """Holds what the member key should say and sees to it that it does. Safe to use from any thread."""
+    """Holds what the member key should say and sees to it that it does. Safe to use from any thread.
+
+    `on_registered` hears what the key `last_candidate` said until then, from the same transaction.
+    """
 
     def __init__(
         self,
@@ -49,7 +52,7 @@ class Registration:
         member: Member,
         ttl_s: int,
         clock: Clock,
-        on_registered: Callable[[], None],
+        on_registered: Callable[[Entry | None], None],
         on_renewed: Callable[[], bool] = lambda: False,
         page: LeasePage | None = None,
         keeper: Keeper | None = None,
@@ -175,17 +178,21 @@ class Registration:
         sent_s = self._clock.monotonic_s()
         lease = self._store.grant(self._ttl_s)
         member = dataclasses.replace(self._member, lease=lease)
-        key = self._keys.member(member.agent)
+        key, last = self._keys.member(member.agent), self._keys.last_candidate
         revision = self._read_revision(key) if self._asked else 0
         self._asked = True
-        ops = [Put(key, member_to_json(member), lease), Put(self._keys.candidate(member.agent), member.node, lease)]
+        ops = [
+            Put(key, member_to_json(member), lease),
+            Put(self._keys.candidate(member.agent), member.node, lease),
+            Put(last, member.agent, tell_replaced=True),
+        ]
         done = self._store.transact([modified_at(key, revision)], ops=ops)
         if not done.succeeded:
             raise StoreUnavailable(f"{key} changed while it was being written; trying again")
         self._member = self._written = member
         self._revision = done.revision
         self._renewed(sent_s=sent_s, lasts_s=self._ttl_s)
-        self._on_registered()
+        self._on_registered(done.replaced.get(last))
 
     def _renewed(self, *, sent_s: float, lasts_s: float) -> None:
         self.valid_until_s = certain_until_s(sent_s=sent_s, granted_s=lasts_s)

@@ -48,9 +48,16 @@ class FakeAgent:
     """Joins, then waits for a regroup or an order; both make it join again."""
 
     def __init__(
-        self, store: KeyValueStore, *, node: str, options: RendezvousOptions, news: threading.Condition
+        self,
+        store: KeyValueStore,
+        *,
+        node: str,
+        options: RendezvousOptions,
+        news: threading.Condition,
+        slots: int = 1,
+        named: bool = False,
     ) -> None:
-        identity = AgentIdentity(agent=uuid.uuid4().hex, node=node, address="127.0.0.1", slots=1)
+        identity = AgentIdentity(agent=uuid.uuid4().hex, node=node, address="127.0.0.1", slots=slots, named=named)
         self.node, self.store, self._news = node, store, news
         self.coordinator = Coordinator(
             store,
@@ -153,6 +160,7 @@ class FakeAgent:
                 return
 
     def _over(self) -> Regroup | None:
+        self.coordinator.check()
         return self.coordinator.regroup()
 
 
@@ -167,8 +175,8 @@ class Job:
         self.news = threading.Condition()
         self.agents: list[FakeAgent] = []
 
-    def add(self, node: str) -> FakeAgent:
-        agent = FakeAgent(self._store(), node=node, options=self.options, news=self.news)
+    def add(self, node: str, **identity: object) -> FakeAgent:
+        agent = FakeAgent(self._store(), node=node, options=self.options, news=self.news, **identity)
         self.agents.append(agent)
         agent.start()
         return agent

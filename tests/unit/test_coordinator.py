@@ -128,7 +128,7 @@ def test_the_same_exception_twice_closes_the_job_for_all(make_job):
     )
     a.fail(report)
     job.expect([a, b], size=2, after=1)
-    a.fail(report)
+    b.fail(report)
     closed = job.expect_end([a, b])
     assert [(end.outcome, end.exit_code, end.text) for end in closed] == [(Outcome.FAILED, 1, "Traceback")] * 2
 
@@ -173,7 +173,7 @@ def test_a_commit_without_an_answer_is_not_granted(make_job):
 
 
 def test_all_leases_end_at_once_and_the_generation_stays(make_job, server):
-    job = make_job(max_nodes=3, grace_s=5)
+    job = make_job(max_nodes=3)
     a, b = job.start("a", "b")
     for agent in (a, b):
         server.drop_lease(agent.coordinator.lease)
