@@ -83,9 +83,21 @@ def match_optimizer(
     difference.missing.extend(f"{key}: {name}" for name in sorted(all_here - all_saved))
     difference.extra.extend(f"{key}: {name}" for name in sorted(all_saved - all_here))
     if all_saved == all_here:
-        sizes = f"{[len(each) for each in saved]} in the checkpoint, {[len(each) for each in here]} here"
-        difference.unlike.append(f"parameter groups of {key} (members: {sizes})")
+        difference.unlike.append(
+            f"parameter groups of {key} ({_groups_text([saved[at] for at in free])} in the checkpoint, "
+            f"{_groups_text([each for each in here if each not in saved])} here)"
+        )
     return order, difference
+
+
+def _groups_text(groups: Sequence[frozenset[str]], *, most: int = 6) -> str:
+    """Groups that found no partner, as a person can compare them."""
+    texts = []
+    for members in groups:
+        names = sorted(members)
+        more = f" and {len(names) - most} more" if len(names) > most else ""
+        texts.append(f"[{', '.join(names[:most])}{more}]")
+    return " ".join(texts) or "none other"
 
 
 def apply_optimizer(
