@@ -105,7 +105,8 @@ def test_verify_names_each_damaged_file(bench, run, as_json):
     (bench.root / "latest_checkpointed_iteration.txt").write_text("60")
     code, out = run("verify", bench.root)
     assert code == ExitCode.FAILED
-    assert f"iteration_00000020/{model_file(bench, 20).name}: its checksum is" in out
+    assert f"iteration_00000020/{model_file(bench, 20).name}: it is not what was written" in out
+    assert re.search(r"in bytes \d+ to \d+ \([a-z_.]+\)", out), "the damage is not told by place and tensor"
     assert "iteration_00000040/common.json: cannot be read" in out
     assert "iteration_00000030/elastic.json: " in out
     assert "latest_checkpointed_iteration.txt: the tracker says 60: no such iteration" in out
