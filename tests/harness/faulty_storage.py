@@ -77,6 +77,10 @@ class FaultyStorage:
         self._alive()
         return self._real.read(path)
 
+    def read_part(self, path: str, start: int, stop: int) -> bytes:
+        self._alive()
+        return self._real.read_part(path, start, stop)
+
     def facts(self, path: str) -> FileFacts:
         self._alive()
         return self._real.facts(path)
