@@ -147,6 +147,7 @@ class Agent(LocalElasticAgent):
         clock = self._stage.clock
         while workers.running and not workers.failed:
             self._stage.signals.check()
+            self._stage.coordinator.check()
             regroup = self._stage.coordinator.regroup()
             if regroup is not None and (known is None or (known.planned and not regroup.planned)):
                 # A planned end may become an unplanned one: whoever waits for a lost peer waits in vain.

@@ -27,8 +27,11 @@ class WorkerExit:
     @property
     def meant(self) -> int:
         """The exit code that the worker announced, else the real one. Taking down a broken process group may crash
-        a worker after its last word; what it said is why it ended."""
-        return self.told.exit_code if self.told is not None else self.exit_code
+        a worker after its last word; what it said is why it ended. One that said that it has finished may still fail
+        in what its program does afterwards, but a crash of torch's on the way out is none of it."""
+        if self.told is None or (self.told.exit_code == ExitCode.DONE and self.exit_code >= 0):
+            return self.exit_code
+        return self.told.exit_code
 
 
 class Ending(enum.Enum):

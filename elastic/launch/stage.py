@@ -88,6 +88,7 @@ class Stage:
             settings=settings,
             job_id=job_id,
             node=node,
+            named=NODE in environ,
             agent=self._agent,
             root_generation=highest_generation(settings.checkpoint.save_path, storage=PosixStorage()),
             clock=clock,

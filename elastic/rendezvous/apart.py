@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from elastic.errors import StoreError
-from elastic.rendezvous.model import Apart, Seat, World
+from elastic.rendezvous.model import Apart, Seat, World, digest_of
 
 _INLINE = 64
 _SEATS_OF_A_PART = 40
@@ -52,6 +52,7 @@ def lay_apart(world: World, *, before: World | None) -> tuple[World, dict[int, s
         parts=count,
         nodes=len(world.seats),
         workers=sum(seat.slots for seat in world.seats),
+        digest=digest_of(world.seats),
         since=before.apart.generation if before is not None and before.apart is not None and moves is not None else 0,
         moves=moves or (),
     )

@@ -11,24 +11,28 @@ import dataclasses
 from collections.abc import Callable, Collection
 
 from elastic.clock import SYSTEM_CLOCK, Clock
-from elastic.errors import ElasticError, Preempted, StoreError, StoreUnavailable
-from elastic.events import Emit, Event, Outcome
+from elastic.errors import ElasticError, Fenced, Preempted, StoreError, StoreUnavailable
+from elastic.events import Emit, Outcome
 from elastic.rendezvous.commits import Commits
 from elastic.rendezvous.election import Election
+from elastic.rendezvous.ending import ending_of, missed_generation
 from elastic.rendezvous.errors import JobClosed
+from elastic.rendezvous.hosting import Hosting
 from elastic.rendezvous.keys import Keys
 from elastic.rendezvous.kv import Entry, KeyValueStore
 from elastic.rendezvous.leader import Leader
+from elastic.rendezvous.lost_world import LostWorld
 from elastic.rendezvous.membership import (
     AgentIdentity,
     CommitVerdict,
-    HostedStore,
     Membership,
     NoStores,
     Regroup,
     StoreHost,
     first_member,
-    regroup_between,
+    membership_in,
+    regroup_of,
+    too_few_came,
 )
 from elastic.rendezvous.model import (
     FailureReport,
@@ -39,6 +43,7 @@ from elastic.rendezvous.model import (
     World,
     member_from_json,
 )
+from elastic.rendezvous.naming import NodeName
 from elastic.rendezvous.options import RendezvousOptions
 from elastic.rendezvous.patience import Patience
 from elastic.rendezvous.probe import ProbeListener
@@ -49,16 +54,10 @@ __all__ = ["AgentIdentity", "CommitVerdict", "Coordinator", "JobClosed", "Member
 
 _POLL_S = 0.1
 _RETRY_S = 0.3
+# Beyond two leases: all members of a lost world have written their keys again by then, or will not.
+_LOST_S = 5.0
 # etcd refuses requests above 1.5 MB; a traceback's end is what tells.
 _LONGEST_TEXT = 20_000
-
-
-def _ignore(event: Event) -> None:
-    """The default for `emit`."""
-
-
-def _nothing() -> None:
-    """The default for `on_change`."""
 
 
 class Coordinator:
@@ -72,13 +71,14 @@ class Coordinator:
         identity: AgentIdentity,
         stores: StoreHost | None = None,
         clock: Clock = SYSTEM_CLOCK,
-        on_change: Callable[[], None] = _nothing,
-        emit: Emit = _ignore,
+        on_change: Callable[[], None] = lambda: None,
+        emit: Emit = lambda event: None,
     ) -> None:
         self.options, self.identity = options, identity
         self._store, self._clock = store, clock
         self._keys = Keys.of(prefix=options.prefix, job_id=options.job_id)
-        self._stores, self._on_change = stores or NoStores(), on_change
+        self._hosting = Hosting(stores or NoStores(), address=identity.address)
+        self._on_change = on_change
         self._probes: ProbeListener | None = None
         self._registration = Registration(
             store,
@@ -87,16 +87,20 @@ class Coordinator:
             ttl_s=options.ttl_s,
             clock=clock,
             on_registered=self._registered,
+            on_renewed=lambda: self._lost_world.mend(self._on_change),
         )
         self._leader = Leader(store, keys=self._keys, limits=options.limits, clock=clock, emit=emit)
         self._election = Election(store, keys=self._keys, agent=identity.agent, lead=self._leader.lead)
         self._commits = Commits(store, keys=self._keys, agent=identity.agent, clock=clock)
+        self._lost_world = LostWorld(
+            store, keys=self._keys, agent=identity.agent, limit_s=2.0 * options.ttl_s + _LOST_S, clock=clock
+        )
         self._watch = WorldWatch(store, keys=self._keys, agent=identity.agent, on_change=self._world_changed)
+        self._name = NodeName(store, keys=self._keys, node=identity.node, agent=identity.agent)
         self._generation = 0
+        self._joined: World | None = None
         self._seen_closed = 0
         self._asked_s = 0.0
-        self._next_store: HostedStore | None = None
-        self._current_store: HostedStore | None = None
 
     @property
     def generation(self) -> int:
@@ -148,10 +152,7 @@ class Coordinator:
         self._registration.stop(revoke=revoke)
         if self._probes is not None:
             self._probes.stop()
-        for hosted in (self._next_store, self._current_store):
-            if hosted is not None:
-                hosted.close()
-        self._next_store = self._current_store = None
+        self._hosting.close()
 
     def join(
         self,
@@ -179,14 +180,12 @@ class Coordinator:
     def ask(self, report: FailureReport | None = None) -> None:
         """The first half of `join`: ask for a generation, and go on. `enter` is the other half."""
         self._asked_s = self._clock.monotonic_s()
-        if self._next_store is None:
-            self._next_store = self._stores.open(self.identity.address)
         self._registration.publish(
             state=MemberState.JOINING,
             ended_generation=self._generation,
             last_generation=self._generation,
             report=None if report is None else dataclasses.replace(report, text=report.text[-_LONGEST_TEXT:]),
-            store_port=self._next_store.port,
+            store_port=self._hosting.offer(),
         )
 
     def enter(self) -> Membership | None:
@@ -198,7 +197,14 @@ class Coordinator:
         """Whether this agent's generation is over, and why. Never blocks, never raises."""
         if not self._generation or not self._watch.known:
             return None
-        return regroup_between(self._generation, world=self._watch.world)
+        if self._watch.world is None and not self._lost_world.given_up:
+            return None
+        return regroup_of(self._watch.world, agent=self.identity.agent, generation=self._generation)
+
+    def check(self) -> None:
+        """Raises Fenced where another agent was given this node's name: this one must go."""
+        if self._name.taken:
+            raise Fenced(self._name.taken)
 
     def done(self) -> None:
         """This agent's workers ended well: the final state is durable."""
@@ -220,7 +226,7 @@ class Coordinator:
 
     def commit(self, value: str, *, timeout_s: float = 10.0) -> CommitVerdict:
         """Write the commit record, if this agent's generation is the newest one and its member key is there."""
-        return self._commits.write(value, generation=self._generation, timeout_s=timeout_s)
+        return self._commits.write(value, world=self._joined, timeout_s=timeout_s)
 
     def commit_record(self) -> str | None:
         """The last commit record. Raises StoreUnavailable."""
@@ -266,6 +272,9 @@ class Coordinator:
             self._watch.wait(self._settled, timeout_s=0.0 if patience.is_due(now_s) else _POLL_S)
             if (world := self._seated()) is not None:
                 return world
+            ended = self._registration.member.ended_generation
+            if missed := missed_generation(self._watch.world, agent=self.identity.agent, ended=ended):
+                self._registration.publish(ended_generation=missed)
             now_s = self._clock.monotonic_s()
             if interrupted():
                 raise Preempted("asked to leave while waiting for a generation")
@@ -287,7 +296,8 @@ class Coordinator:
         return seated or self._watch.looks_apart or self._closed() is not None
 
     def _seated(self) -> World | None:
-        """The world that this agent waits for, if it is there. Raises JobClosed."""
+        """The world that this agent waits for, if it is there. Raises JobClosed, Fenced."""
+        self.check()
         self._watch.check()
         with contextlib.suppress(StoreUnavailable):
             self._watch.look()
@@ -304,30 +314,15 @@ class Coordinator:
     def _enter(self, world: World) -> Membership:
         seat = world.seat_of(self.identity.agent)
         assert seat is not None  # _await_seat has looked
-        self._generation = world.generation
+        self._generation, self._joined = world.generation, world
+        self._lost_world.remember(world)
         self._registration.note(last_generation=world.generation, report=None, unreachable=())
-        if self._current_store is not None:
-            self._current_store.close()
-            self._current_store = None
-        if seat.group_rank == 0:
-            self._current_store, self._next_store = self._next_store, None
-        return Membership(
-            generation=world.generation,
-            world=world,
-            seat=seat,
-            store_address=world.store_address,
-            store_port=world.store_port,
-            seconds=self._clock.monotonic_s() - self._asked_s,
-            store=self._stores.private() if self._current_store is None else self._current_store.store,
-            leader=self.is_leader,
-        )
+        seconds = self._clock.monotonic_s() - self._asked_s
+        store = self._hosting.enter(hosts=seat.group_rank == 0)
+        return membership_in(world, seat=seat, seconds=seconds, store=store, leader=self.is_leader)
 
     def _closed(self) -> JobClosed | None:
-        world = self._watch.world
-        if world is None or world.phase is not Phase.CLOSED or world.generation <= self._seen_closed:
-            return None
-        outcome = world.outcome or Outcome.FAILED
-        return JobClosed(outcome=outcome, exit_code=world.exit_code, reason=world.reason, text=world.text)
+        return ending_of(self._watch.world, agent=self.identity.agent, seen_closed=self._seen_closed)
 
     def _timed_out(self, limit_s: float) -> ElasticError:
         if (trouble := self._registration.trouble) is not None:
@@ -335,15 +330,21 @@ class Coordinator:
         here = "too few"
         with contextlib.suppress(StoreError):
             here = str(len(self.members()))
-        return Preempted(
-            f"{here} of at least {self.options.min_nodes} nodes came within {limit_s:g} s; start the others, or allow "
-            "fewer with --nnodes=MIN:MAX"
-        )
+        return too_few_came(here, least=self.options.min_nodes, limit_s=limit_s)
 
     def _registered(self, after: Entry | None) -> None:
+        if self.identity.named:
+            self._name.claim(self.lease)
+            if self._name.taken:
+                self._on_change()
         self._leader.reconsider()
         self._election.stand(after=after)
 
     def _world_changed(self) -> None:
+        if self._watch.world is not None:
+            self._lost_world.found()
+        elif self._generation:
+            self._lost_world.lost()
+            self._registration.look()
         self._leader.world_changed()
         self._on_change()

@@ -52,10 +52,17 @@ class EtcdStore:
         return revision
 
     def transact(self, compares: Sequence[Compare], *, ops: Sequence[Op]) -> Transacted:
+        # Where an answer was lost and the second try is refused, what the keys hold tells whether the first was done.
+        written = [op for op in ops if isinstance(op, Put)]
         request = self._rpc.TxnRequest(
-            compare=[self._compare(compare) for compare in compares], success=[self._op(op) for op in ops]
+            compare=[self._compare(compare) for compare in compares],
+            success=[self._op(op) for op in ops],
+            failure=[self._rpc.RequestOp(request_range=self._rpc.RangeRequest(key=op.key.encode())) for op in written],
         )
-        answer = self._link.call("KV", "Txn", request)
+        answered = self._link.ask("KV", "Txn", request)
+        answer = answered.message
+        if answered.doubtful and not answer.succeeded and (revision := _done_before(answer, written)):
+            return Transacted(succeeded=True, revision=revision)
         replaced = [item.response_put.prev_kv for item in answer.responses if item.response_put.HasField("prev_kv")]
         return Transacted(
             succeeded=answer.succeeded,
@@ -112,3 +119,11 @@ def _range_end(prefix: str) -> bytes:
     """The first key after all that begin with the prefix."""
     raw = prefix.encode().rstrip(b"\xff")
     return raw[:-1] + bytes([raw[-1] + 1])
+
+
+def _done_before(message: Any, written: Sequence[Put]) -> int:
+    """The one revision at which all the keys were given the very values that were to be written; 0 if they were not."""
+    found = [item.response_range.kvs for item in message.responses]
+    holding = [kvs[0] for kvs, put in zip(found, written, strict=True) if kvs and kvs[0].value == put.value.encode()]
+    revisions = {item.mod_revision for item in holding}
+    return int(revisions.pop()) if len(holding) == len(written) and len(revisions) == 1 else 0

@@ -88,6 +88,10 @@ class WatchStream:
         if thread is not None and thread is not threading.current_thread():
             thread.join(_CANCEL_S)
 
+    def forget_token(self) -> None:
+        """Log in anew with the next request."""
+        self._link.forget_token()
+
     def close(self) -> None:
         """Carry none any more."""
         with self._lock:

@@ -86,6 +86,10 @@ class EtcdWatch:
             if response.compact_revision:
                 self._revision = None
                 return f"etcd forgot what was before revision {response.compact_revision}"
+            if response.created:
+                # Refused, for want of rights or with a token that ran out: etcd does not say which. A read will.
+                self._stream.forget_token()
+                self._read()
             return f"etcd ended the watch: {response.cancel_reason or 'no reason given'}"
         cluster = response.header.cluster_id
         if self._cluster not in (None, cluster) or (response.created and response.header.revision < self._revision):

@@ -33,7 +33,7 @@ class Keys:
 
     @property
     def generation(self) -> str:
-        """The number of the last generation formed, in decimal: what a commit is compared with."""
+        """The token of the last generation formed, `number.digest`: what a commit is compared with."""
         return f"{self.root}/generation"
 
     @property
@@ -69,6 +69,10 @@ class Keys:
     def member(self, agent: str) -> str:
         """The member key of an agent."""
         return self.members + agent
+
+    def name(self, node: str) -> str:
+        """Held by the agent that bears this node name."""
+        return f"{self.root}/names/{quote(node, safe='')}"
 
     def candidate(self, agent: str) -> str:
         """The candidate key of an agent."""

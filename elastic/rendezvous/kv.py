@@ -160,7 +160,11 @@ class KeyValueStore(Protocol):
         ...
 
     def transact(self, compares: Sequence[Compare], *, ops: Sequence[Op]) -> Transacted:
-        """Do all operations if all comparisons hold, else none. Raises LeaseEnded like `put`."""
+        """Do all operations if all comparisons hold, else none. Raises LeaseEnded like `put`.
+
+        May be sent more than once where an answer is lost. It is done once all the same, and never taken for refused,
+        if it compares `modified_at` of a key that it writes; without such a comparison it must not matter.
+        """
         ...
 
     def watch(

@@ -15,8 +15,9 @@ from elastic.clock import Clock
 from elastic.errors import StoreError
 from elastic.events import Emit, NodeLost
 from elastic.rendezvous.apart import lay_apart, put_together
+from elastic.rendezvous.fences import world_fence, world_write
 from elastic.rendezvous.keys import Keys
-from elastic.rendezvous.kv import Entry, KeyValueStore, Op, Put, Update, created_at, modified_at
+from elastic.rendezvous.kv import Entry, KeyValueStore, Put, Update, created_at
 from elastic.rendezvous.machine import decide
 from elastic.rendezvous.model import World, world_from_json, world_to_json
 from elastic.rendezvous.probe import Target, probe_all
@@ -86,7 +87,7 @@ class Leader:
                 watch.cancel()
 
     def _term(self, own: Entry) -> None:
-        view = LeaderView(limits=self._limits)
+        view = LeaderView(limits=self._limits, leader=own.key.removeprefix(self._keys.candidates))
         while not (self._stopping or self._reconsider):
             self._wake.clear()
             if self._world_changed:
@@ -128,12 +129,10 @@ class Leader:
         world, parts = verdict.world, dict[int, str]()
         if isinstance(verdict, Form):
             world, parts = lay_apart(world, before=view.world)
-        ops: list[Op] = [Put(self._keys.world, world_to_json(world))]
-        if isinstance(verdict, Form):
-            ops.append(Put(self._keys.generation, str(world.generation)))
-        ops.extend(Put(self._keys.part(number), text) for number, text in parts.items())
+        formed = world.token if isinstance(verdict, Form) else None
         done = self._store.transact(
-            [modified_at(self._keys.world, self._world_revision), created_at(own.key, own.create_revision)], ops=ops
+            world_fence(self._keys, own=own, world_revision=self._world_revision),
+            ops=world_write(self._keys, text=world_to_json(world), formed=formed, parts=parts),
         )
         if not done.succeeded:
             self._world_changed = True

@@ -8,7 +8,8 @@ from __future__ import annotations
 import enum
 import json
 import re
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -35,6 +36,16 @@ class Phase(enum.StrEnum):
     CLOSED = "closed"
 
 
+class Bucket(enum.StrEnum):
+    """What a failure spends from: each reason has its own budget."""
+
+    EXCEPTION = "exception"
+    EXIT = "exit"
+    SIGNAL = "signal"
+    GROUP = "group"
+    PEER = "peer"
+
+
 class ProbeResult(enum.StrEnum):
     """What became of asking an agent for its name."""
 
@@ -48,7 +59,8 @@ class FailureReport:
     """Why an agent's workers ended, as the agent saw it.
 
     `step` is the step reached, `committed_steps` how many the run committed since this agent started (0: none at all),
-    `signature` names the failure so that two can be compared, `text` is for people (a traceback).
+    `signature` names the failure so that two can be compared, `text` is for people (a traceback). `node_local`: the
+    node is to blame (a full disk, a path that is not there), others may do without it.
     """
 
     cause: Cause
@@ -58,6 +70,7 @@ class FailureReport:
     text: str = ""
     exit_code: int | None = None
     committed_steps: int = 0
+    node_local: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,15 +116,22 @@ class Seat:
     base_rank: int
 
 
+def digest_of(seats: Iterable[Seat]) -> str:
+    """Who has a seat, in a few characters."""
+    agents = "\n".join(seat.agent for seat in seats)
+    return f"{zlib.crc32(agents.encode()):08x}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """A failure that counts against the budget, and the generation that it ended."""
+    """A failure that counts against the budget, and the generation that it ended. No agent: nobody's own."""
 
     generation: int
     agent: str
     step: int
     signature: str
     committed_steps: int
+    bucket: Bucket = Bucket.EXIT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,8 +153,30 @@ class Apart:
     parts: int
     nodes: int
     workers: int
+    digest: str
     since: int = 0
     moves: tuple[tuple[int, int, int], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cut:
+    """An agent that was left out since it and others do not reach each other; `tries`: so often in a row."""
+
+    agent: str
+    node: str
+    tries: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Barred:
+    """An agent whose workers alone kept failing: it ends with this code, the job goes on without it."""
+
+    agent: str
+    node: str
+    signature: str
+    exit_code: int
+    reason: str
+    text: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,6 +199,8 @@ class World:
     planned: bool = False
     leaving: tuple[str, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
+    cut: tuple[Cut, ...] = ()
+    barred: tuple[Barred, ...] = ()
     failures: tuple[Failure, ...] = ()
     outcome: Outcome | None = None
     exit_code: int = 0
@@ -172,6 +216,12 @@ class World:
     def world_size(self) -> int:
         """Number of workers."""
         return self.apart.workers if self.apart else sum(seat.slots for seat in self.seats)
+
+    @property
+    def token(self) -> str:
+        """What fences: the generation's number, and a digest of its members. A store that lost its data may let a
+        number be given twice, but not to other members unnoticed."""
+        return f"{self.generation}.{self.apart.digest if self.apart else digest_of(self.seats)}"
 
     def seat_of(self, agent: str) -> Seat | None:
         """The agent's seat, or None where it has none."""
@@ -232,7 +282,9 @@ def world_from_json(text: str) -> World:
             cause=Cause(raw["cause"]),
             outcome=Outcome(raw["outcome"]) if raw.get("outcome") else None,
             seats=tuple(_make(Seat, item) for item in raw["seats"]),
-            failures=tuple(_make(Failure, item) for item in raw.get("failures", ())),
+            failures=tuple(_failure(item) for item in raw.get("failures", ())),
+            cut=tuple(_make(Cut, item) for item in raw.get("cut", ())),
+            barred=tuple(_make(Barred, item) for item in raw.get("barred", ())),
             left_out=tuple(_make(LeftOut, item) for item in raw.get("left_out", ())),
             leaving=tuple(raw.get("leaving", ())),
             apart=_apart(raw["apart"]) if raw.get("apart") else None,
@@ -245,6 +297,10 @@ def _report(raw: Mapping[str, Any]) -> FailureReport:
 
 def _apart(raw: Mapping[str, Any]) -> Apart:
     return _make(Apart, raw, moves=tuple((int(a), int(b), int(c)) for a, b, c in raw.get("moves", ())))
+
+
+def _failure(raw: Mapping[str, Any]) -> Failure:
+    return _make(Failure, raw, bucket=Bucket(raw.get("bucket", Bucket.EXIT)))
 
 
 def _make(cls: type[_Made], raw: Mapping[str, Any], **converted: Any) -> _Made:

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from elastic.rendezvous.view import Limits
 
+# The leader is the more patient one: an agent ends its own workers at the limit, which needs no store.
+_LONGER_S = 30.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class RendezvousOptions:
@@ -36,7 +39,6 @@ class RendezvousOptions:
     first_wait_s: float = 3.0
     late_wait_s: float = 5.0
     planned_wait_s: float = 120.0
-    grace_s: float = 1.0
     suspect_s: float = 0.5
     unconfirmed_limit_s: float = 300.0
     no_progress_limit: int = 3
@@ -50,6 +52,6 @@ class RendezvousOptions:
             first_wait_s=self.first_wait_s,
             late_wait_s=self.late_wait_s,
             planned_wait_s=self.planned_wait_s,
-            grace_s=self.grace_s,
+            unconfirmed_s=self.unconfirmed_limit_s + _LONGER_S,
             no_progress_limit=self.no_progress_limit,
         )

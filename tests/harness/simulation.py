@@ -67,8 +67,13 @@ class Simulation:
         self._view = with_probes(self._view, results={agent: result}, now_s=self.now_s)
         self.asked = tuple(name for name in self.asked if name != agent)
 
-    def change_leader(self) -> None:
-        self._view = LeaderView(limits=self.limits)
+    def cut(self, agent: str, *others: str) -> None:
+        """The agent says that it cannot reach the others, none: it reaches all again."""
+        last = max((w.generation for w in self.worlds if w.seat_of(agent)), default=0)
+        self._change(agent, unreachable=others, unreachable_in=last)
+
+    def change_leader(self, leader: str = "") -> None:
+        self._view = LeaderView(limits=self.limits, leader=leader)
         self.asked = ()
 
     def wipe(self) -> None:
@@ -89,6 +94,8 @@ class Simulation:
                 case Open(world=world) | Form(world=world) | Close(world=world):
                     self.world = world
                     self.worlds.append(world)
+                    if isinstance(verdict, Form):
+                        self._seat(world)
                 case Evict(agents=agents):
                     for agent in agents:
                         self.lose(agent)
@@ -98,6 +105,11 @@ class Simulation:
                 case Wait():
                     return verdicts
         raise AssertionError(f"the leader does not come to rest: {verdicts[-4:]}")
+
+    def _seat(self, world: World) -> None:
+        """Taking a seat takes back what an agent said before."""
+        for seat in world.seats:
+            self._change(seat.agent, report=None, unreachable=())
 
     def _change(self, agent: str, **fields: object) -> None:
         self.members[agent] = dataclasses.replace(self.members[agent], **fields)
@@ -113,4 +125,5 @@ def report_of(words: dict[str, str]) -> FailureReport:
         text="Traceback of " + words.get("signature", "nothing"),
         exit_code=int(words["exit"]) if "exit" in words else None,
         committed_steps=int(words.get("committed", "1")),
+        node_local="local" in words,
     )
