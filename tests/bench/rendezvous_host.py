@@ -146,7 +146,7 @@ class Host:
         return {"lease": self.agents[number].kill()}
 
     def count(self) -> dict[str, Any]:
-        return {"traffic": self.traffic.take()}
+        return {"traffic": self.traffic.take(), "cpu_s": time.process_time()}
 
     def bare_start(self) -> dict[str, Any]:
         """One lease, one leased key and one watch for each agent that there would be."""
