@@ -69,7 +69,7 @@ class Follower:
 
         Args:
             what: names it in the error.
-            alive: called each second while waiting; raises when waiting has become pointless.
+            alive: called each second while waiting; raises an ElasticError when waiting has become pointless.
 
         Raises:
             NotSeen: none came within the limit.
@@ -77,16 +77,17 @@ class Follower:
         until_s = self._clock.monotonic_s() + limit_s
         at = since
         while True:
-            self.read()
+            pointless = _raised(alive)
+            self.read()  # after that question: what was written before the last node ended still counts
             for record in self.records[at:]:
                 if test(record):
                     return record
             at = len(self.records)
+            if pointless is not None:
+                raise pointless
             left_s = until_s - self._clock.monotonic_s()
             if left_s <= 0:
                 raise NotSeen(f"{what} did not happen within {limit_s:.0f} s; last seen: {self._tail()}")
-            if alive is not None:
-                alive()
             select.select([self._fd], [], [], min(left_s, 1.0))
 
     def read(self) -> None:
@@ -114,3 +115,12 @@ class Follower:
 
     def _tail(self) -> str:
         return "; ".join(f"{r.node}/{r.rank} {r.event.kind}" for r in self.records[-5:]) or "nothing"
+
+
+def _raised(alive: Callable[[], None] | None) -> ElasticError | None:
+    try:
+        if alive is not None:
+            alive()
+    except ElasticError as error:
+        return error
+    return None

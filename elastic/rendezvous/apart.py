@@ -41,7 +41,7 @@ def lay_apart(world: World, *, before: World | None) -> tuple[World, dict[int, s
     `before`: the last world, with all of its seats.
     """
     if len(world.seats) <= _INLINE:
-        return dataclasses.replace(world, apart=None), {}
+        return dataclasses.replace(world, apart=None, digest=""), {}
     count = min(_MOST_PARTS, -(-len(world.seats) // _SEATS_OF_A_PART))
     rows: list[list[object]] = [[] for _ in range(count)]
     for seat in world.seats:
@@ -52,7 +52,6 @@ def lay_apart(world: World, *, before: World | None) -> tuple[World, dict[int, s
         parts=count,
         nodes=len(world.seats),
         workers=sum(seat.slots for seat in world.seats),
-        digest=digest_of(world.seats),
         since=before.apart.generation if before is not None and before.apart is not None and moves is not None else 0,
         moves=moves or (),
     )
@@ -60,7 +59,7 @@ def lay_apart(world: World, *, before: World | None) -> tuple[World, dict[int, s
         number: json.dumps({"generation": world.generation, "seats": part}, separators=(",", ":"))
         for number, part in enumerate(rows)
     }
-    return dataclasses.replace(world, apart=apart), texts
+    return dataclasses.replace(world, apart=apart, digest=digest_of(world.seats)), texts
 
 
 def part_of(agent: str, *, parts: int) -> int:

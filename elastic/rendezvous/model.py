@@ -9,7 +9,7 @@ import enum
 import json
 import re
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -116,12 +116,6 @@ class Seat:
     base_rank: int
 
 
-def digest_of(seats: Iterable[Seat]) -> str:
-    """Who has a seat, in a few characters."""
-    agents = "\n".join(seat.agent for seat in seats)
-    return f"{zlib.crc32(agents.encode()):08x}"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Failure:
     """A failure that counts against the budget, and the generation that it ended. No agent: nobody's own."""
@@ -143,22 +137,6 @@ class LeftOut:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Apart:
-    """Where the seats of a large world are: in `parts` keys, written when `generation` was formed (see apart.py).
-
-    `moves` tells how ranks moved for those who had a seat in generation `since`; 0: it is not told.
-    """
-
-    generation: int
-    parts: int
-    nodes: int
-    workers: int
-    digest: str
-    since: int = 0
-    moves: tuple[tuple[int, int, int], ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
 class Cut:
     """An agent that was left out since it and others do not reach each other; `tries`: so often in a row."""
 
@@ -177,6 +155,21 @@ class Barred:
     exit_code: int
     reason: str
     text: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Apart:
+    """Where the seats of a large world are: in `parts` keys, written when `generation` was formed (see apart.py).
+
+    `moves` tells how ranks moved for those who had a seat in generation `since`; 0: it is not told.
+    """
+
+    generation: int
+    parts: int
+    nodes: int
+    workers: int
+    since: int = 0
+    moves: tuple[tuple[int, int, int], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,6 +198,8 @@ class World:
     outcome: Outcome | None = None
     exit_code: int = 0
     text: str = ""
+    digest: str = ""
+    """Of all its seats, taken when it was formed: a reader may know only its own. "": of the seats that are here."""
     apart: Apart | None = None
 
     @property
@@ -221,11 +216,16 @@ class World:
     def token(self) -> str:
         """What fences: the generation's number, and a digest of its members. A store that lost its data may let a
         number be given twice, but not to other members unnoticed."""
-        return f"{self.generation}.{self.apart.digest if self.apart else digest_of(self.seats)}"
+        return f"{self.generation}.{self.digest or digest_of(self.seats)}"
 
     def seat_of(self, agent: str) -> Seat | None:
         """The agent's seat, or None where it has none."""
         return next((seat for seat in self.seats if seat.agent == agent), None)
+
+
+def digest_of(seats: Sequence[Seat]) -> str:
+    """A short digest of who is in a world, in its order."""
+    return f"{zlib.crc32(chr(10).join(seat.agent for seat in seats).encode()):08x}"
 
 
 def natural_key(text: str) -> tuple[Any, ...]:
@@ -295,12 +295,12 @@ def _report(raw: Mapping[str, Any]) -> FailureReport:
     return _make(FailureReport, raw, cause=Cause(raw["cause"]))
 
 
-def _apart(raw: Mapping[str, Any]) -> Apart:
-    return _make(Apart, raw, moves=tuple((int(a), int(b), int(c)) for a, b, c in raw.get("moves", ())))
-
-
 def _failure(raw: Mapping[str, Any]) -> Failure:
     return _make(Failure, raw, bucket=Bucket(raw.get("bucket", Bucket.EXIT)))
+
+
+def _apart(raw: Mapping[str, Any]) -> Apart:
+    return _make(Apart, raw, moves=tuple((int(a), int(b), int(c)) for a, b, c in raw.get("moves", ())))
 
 
 def _make(cls: type[_Made], raw: Mapping[str, Any], **converted: Any) -> _Made:

@@ -72,7 +72,7 @@ def test_a_reader_made_from_the_description_alone_reads_it(tmp_path, world_size)
         "epoch_num": 0,
         "step_num": 0,
         "global_step": 2,
-        "loss_scale": None,
+        "loss_scale": 16.0,
         "global_batch_size": 8,
         "consumed_samples": 16,
         "ckpt_status": 0,

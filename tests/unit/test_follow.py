@@ -96,6 +96,15 @@ def test_waiting_that_has_become_pointless_ends_early(place):
         follower.wait_for(lambda r: False, what="x", limit_s=600, alive=alive)
 
 
+def test_what_was_written_before_the_last_node_ended_still_counts(place):
+    def alive():
+        write(place, "a", line("last words"))
+        raise ElasticError("everybody has gone")
+
+    with Follower(place) as follower:
+        assert follower.wait_for(lambda r: True, what="x", limit_s=600, alive=alive).event.text == "last words"
+
+
 def test_a_process_that_is_not_there_has_no_children():
     assert children(2**22 + 1) == []
     assert descendants(2**22 + 1) == []
