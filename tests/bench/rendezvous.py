@@ -99,11 +99,11 @@ class Round:
 class Hosts:
     """The host processes of one round."""
 
-    def __init__(self, server: EtcdServer, *, nodes: int, processes: int) -> None:
+    def __init__(self, server: EtcdServer, *, nodes: int, processes: int, ttl_s: int) -> None:
         self._server, self._cpu_s = server, 0.0
         endpoint = server.endpoint
         edges = [nodes * number // processes for number in range(processes + 1)]
-        common = {"job": f"bench-{time.monotonic_ns()}", "endpoint": endpoint, "nodes": nodes}
+        common = {"job": f"bench-{time.monotonic_ns()}", "endpoint": endpoint, "nodes": nodes, "ttl_s": ttl_s}
         self._processes = [
             Process("tests.bench.rendezvous_host", {**common, "first": first, "count": last - first})
             for first, last in itertools.pairwise(edges)
@@ -178,9 +178,9 @@ def cpu_s_of(server: EtcdServer) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def measure(server: EtcdServer, *, nodes: int, processes: int) -> Round:
+def measure(server: EtcdServer, *, nodes: int, processes: int, ttl_s: int) -> Round:
     """One round: start, lose a member, lose the leader; the bare client first, on the same channels."""
-    with Hosts(server, nodes=nodes, processes=processes) as hosts:
+    with Hosts(server, nodes=nodes, processes=processes, ttl_s=ttl_s) as hosts:
         hosts.traffic()
         bare_start_s, bare_start = hosts.timed("bare_start"), hosts.traffic()
         bare_reform_s, bare_reform = hosts.bare_reform(), hosts.traffic()
@@ -270,7 +270,8 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[250, 1000, 4000])
     parser.add_argument("--torch-sizes", type=int, nargs="*", default=[64, 128, 192])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--processes", type=int, default=4)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--ttl", type=int, default=30, help="renewals begin after a third of it: not what is measured")
     parser.add_argument("--quick", action="store_true", help="70 and 140 agents once, torch left out")
     args = parser.parse_args()
     if args.quick:
@@ -282,7 +283,7 @@ def main() -> None:
                 tempfile.TemporaryDirectory(prefix="elastic-bench-") as name,
                 EtcdServer(Path(name) / "etcd") as server,
             ):
-                rounds.append(measure(server, nodes=nodes, processes=args.processes))
+                rounds.append(measure(server, nodes=nodes, processes=args.processes, ttl_s=args.ttl))
             done = rounds[-1]
             print(
                 f"{nodes} agents in {args.processes} processes, round {number + 1}: start {done.start_s:.2f} s "
