@@ -221,8 +221,8 @@ def measure_torch(nodes: int, *, processes: int = 2) -> float | None:
             host.end()
 
 
-def rows(rounds: list[Round], torch: dict[int, float | None]) -> list[Row]:
-    """Medians by size, the bare client as the limit, then how flat the cost is."""
+def rows(rounds: list[Round], torch: dict[int, float | None], *, sizes: list[int]) -> list[Row]:
+    """Medians by size, the bare client as the limit; then how flat the cost is from least to most of `sizes`."""
     table = []
     for nodes in sorted({each.nodes for each in rounds}):
         here = [each for each in rounds if each.nodes == nodes]
@@ -233,7 +233,7 @@ def rows(rounds: list[Round], torch: dict[int, float | None]) -> list[Row]:
             seconds = median(getattr(each, f"{what}_s") for each in here)
             case = f"loss of {'a member' if what == 'member' else 'the leader'} of {nodes}"
             table.append(_row(case, seconds, bare_reform_s, None, REFORM_TARGET_S.get(nodes)))
-    first, last = (edge(each.nodes for each in rounds) for edge in (min, max))
+    first, last = min(sizes), max(sizes)
     if first != last:
         table.extend(_flat(rounds, first=first, last=last))
     return table
@@ -294,7 +294,7 @@ def main() -> None:
         for what in ("start", "member", "leader", "bare_start", "bare_reform"):
             print(f"  per agent, {what}: {getattr(done, what).per_agent(nodes)}", flush=True)
     torch = {nodes: measure_torch(nodes) for nodes in args.torch_sizes}
-    table = rows(rounds, torch)
+    table = rows(rounds, torch, sizes=args.sizes)
     show("rendezvous", table)
     if not args.quick and not all(row.met for row in table):
         sys.exit(1)
