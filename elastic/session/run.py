@@ -74,6 +74,7 @@ class Session:
         self._group: Collectives = Alone()
         self._link: Link = NoLink()
         self._course: Course | None = None
+        self._open_step: Step | None = None
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -126,7 +127,21 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        try:
+            if error is None:
+                self._commit_last()
+        except BaseException as failed:
+            self._end(failed)
+            raise
         self._end(error)
+
+    def _commit_last(self) -> None:
+        """A loop left with `break` has done its last step; it counts, and is saved, like any other."""
+        step, course = self._open_step, self._course
+        if step is not None and course is not None and step.done:
+            self._open_step = None
+            course.commit(step)
+            self._manager.save(self._tracked, course.save_meta())
 
     def _end(self, error: BaseException | None) -> None:
         step = self._course.iteration if self._course is not None else 0
@@ -164,7 +179,7 @@ class Session:
         *,
         collate_fn: Callable[[list[Any]], Any] | None = None,
     ) -> Iterator[Step]:
-        """Restore what is tracked, then yield the steps still to do.
+        """Restore what is tracked, then yield the steps still to do. All ranks must leave the loop at the same step.
 
         Raises:
             NothingToRestore: load_path was given and holds nothing to restore.
@@ -190,7 +205,9 @@ class Session:
     def _run(self, course: Course) -> Iterator[Step]:
         while not course.finished:
             step = course.next_step(self._group, tuple(self._replicas), self._link.regroup_wanted)
+            self._open_step = step
             yield step
+            self._open_step = None
             if not step.done:
                 raise UsageError("a step from run.steps() must be used as `with step:`; it was not entered or failed")
             regroup = course.commit(step)

@@ -311,3 +311,21 @@ class TestLastWords:
 
     def test_an_error_that_was_never_raised(self):
         assert describe(ValueError("x"), step=0).signature
+
+
+def test_a_loop_left_with_break_keeps_its_last_step(make, tmp_path):
+    with make() as run:
+        net = run.parallelize(model())
+        optimizer = torch.optim.AdamW(net.parameters(), lr=0.02)
+        run.track(model=net, optimizer=optimizer)
+        for step in run.steps(dataset()):
+            with step:
+                for batch in step.micro_batches():
+                    step.backward(per_sample(net, batch))
+                optimizer.step()
+            if step.iteration == 3:
+                break
+    assert [event.iteration for event in events(tmp_path, StepCommitted)] == [1, 2, 3]
+    assert [event.iteration for event in events(tmp_path, CheckpointSaved)] == [3]
+    assert not events(tmp_path, RunFinished)
+    assert len(loop(make())) == 3, "the next start goes on after it"
