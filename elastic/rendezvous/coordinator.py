@@ -12,11 +12,12 @@ from collections.abc import Callable, Collection
 
 from elastic.clock import SYSTEM_CLOCK, Clock
 from elastic.errors import ElasticError, Fenced, Preempted, StoreError, StoreUnavailable
-from elastic.events import Emit, Event, Outcome
+from elastic.events import Emit, Outcome
 from elastic.rendezvous.commits import Commits
 from elastic.rendezvous.election import Election
 from elastic.rendezvous.ending import ending_of, missed_generation
 from elastic.rendezvous.errors import JobClosed
+from elastic.rendezvous.hosting import Hosting
 from elastic.rendezvous.keys import Keys
 from elastic.rendezvous.kv import Entry, KeyValueStore
 from elastic.rendezvous.leader import Leader
@@ -24,13 +25,14 @@ from elastic.rendezvous.lost_world import LostWorld
 from elastic.rendezvous.membership import (
     AgentIdentity,
     CommitVerdict,
-    HostedStore,
     Membership,
     NoStores,
     Regroup,
     StoreHost,
     first_member,
+    membership_in,
     regroup_of,
+    too_few_came,
 )
 from elastic.rendezvous.model import (
     FailureReport,
@@ -58,14 +60,6 @@ _LOST_S = 5.0
 _LONGEST_TEXT = 20_000
 
 
-def _ignore(event: Event) -> None:
-    """The default for `emit`."""
-
-
-def _nothing() -> None:
-    """The default for `on_change`."""
-
-
 class Coordinator:
     """`on_change` is called from a watch's thread after the world changed, without locks; it must not block."""
 
@@ -77,13 +71,14 @@ class Coordinator:
         identity: AgentIdentity,
         stores: StoreHost | None = None,
         clock: Clock = SYSTEM_CLOCK,
-        on_change: Callable[[], None] = _nothing,
-        emit: Emit = _ignore,
+        on_change: Callable[[], None] = lambda: None,
+        emit: Emit = lambda event: None,
     ) -> None:
         self.options, self.identity = options, identity
         self._store, self._clock = store, clock
         self._keys = Keys.of(prefix=options.prefix, job_id=options.job_id)
-        self._stores, self._on_change = stores or NoStores(), on_change
+        self._hosting = Hosting(stores or NoStores(), address=identity.address)
+        self._on_change = on_change
         self._probes: ProbeListener | None = None
         self._registration = Registration(
             store,
@@ -106,8 +101,6 @@ class Coordinator:
         self._joined: World | None = None
         self._seen_closed = 0
         self._asked_s = 0.0
-        self._next_store: HostedStore | None = None
-        self._current_store: HostedStore | None = None
 
     @property
     def generation(self) -> int:
@@ -159,10 +152,7 @@ class Coordinator:
         self._registration.stop(revoke=revoke)
         if self._probes is not None:
             self._probes.stop()
-        for hosted in (self._next_store, self._current_store):
-            if hosted is not None:
-                hosted.close()
-        self._next_store = self._current_store = None
+        self._hosting.close()
 
     def join(
         self,
@@ -190,14 +180,12 @@ class Coordinator:
     def ask(self, report: FailureReport | None = None) -> None:
         """The first half of `join`: ask for a generation, and go on. `enter` is the other half."""
         self._asked_s = self._clock.monotonic_s()
-        if self._next_store is None:
-            self._next_store = self._stores.open(self.identity.address)
         self._registration.publish(
             state=MemberState.JOINING,
             ended_generation=self._generation,
             last_generation=self._generation,
             report=None if report is None else dataclasses.replace(report, text=report.text[-_LONGEST_TEXT:]),
-            store_port=self._next_store.port,
+            store_port=self._hosting.offer(),
         )
 
     def enter(self) -> Membership | None:
@@ -329,21 +317,9 @@ class Coordinator:
         self._generation, self._joined = world.generation, world
         self._lost_world.remember(world)
         self._registration.note(last_generation=world.generation, report=None, unreachable=())
-        if self._current_store is not None:
-            self._current_store.close()
-            self._current_store = None
-        if seat.group_rank == 0:
-            self._current_store, self._next_store = self._next_store, None
-        return Membership(
-            generation=world.generation,
-            world=world,
-            seat=seat,
-            store_address=world.store_address,
-            store_port=world.store_port,
-            seconds=self._clock.monotonic_s() - self._asked_s,
-            store=self._stores.private() if self._current_store is None else self._current_store.store,
-            leader=self.is_leader,
-        )
+        seconds = self._clock.monotonic_s() - self._asked_s
+        store = self._hosting.enter(hosts=seat.group_rank == 0)
+        return membership_in(world, seat=seat, seconds=seconds, store=store, leader=self.is_leader)
 
     def _closed(self) -> JobClosed | None:
         return ending_of(self._watch.world, agent=self.identity.agent, seen_closed=self._seen_closed)
@@ -354,10 +330,7 @@ class Coordinator:
         here = "too few"
         with contextlib.suppress(StoreError):
             here = str(len(self.members()))
-        return Preempted(
-            f"{here} of at least {self.options.min_nodes} nodes came within {limit_s:g} s; start the others, or allow "
-            "fewer with --nnodes=MIN:MAX"
-        )
+        return too_few_came(here, least=self.options.min_nodes, limit_s=limit_s)
 
     def _registered(self, after: Entry | None) -> None:
         if self.identity.named:

@@ -81,7 +81,8 @@ class LostWorld:
         if self.given_up:
             tell()
             return False
-        if world.seats[0].agent == self._agent:
+        if world.apart is None and world.seats[0].agent == self._agent:
+            # Of seats kept apart nobody remembers all: a large job forms a new generation.
             self._restore(world)
         return True
 

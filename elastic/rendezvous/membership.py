@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from elastic.errors import Preempted
 from elastic.events import Cause
 from elastic.rendezvous.model import Member, MemberState, Phase, Seat, World
 
@@ -89,6 +90,20 @@ class Membership:
     leader: bool
 
 
+def membership_in(world: World, *, seat: Seat, seconds: float, store: Any, leader: bool) -> Membership:
+    """The place of an agent that has this seat."""
+    return Membership(
+        generation=world.generation,
+        world=world,
+        seat=seat,
+        store_address=world.store_address,
+        store_port=world.store_port,
+        seconds=seconds,
+        store=store,
+        leader=leader,
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Regroup:
     """Why this agent's generation is over. `planned`: workers finish their step and save first.
@@ -150,4 +165,12 @@ def first_member(identity: AgentIdentity) -> Member:
         exporter=identity.exporter,
         fingerprint=identity.fingerprint,
         root_generation=identity.root_generation,
+    )
+
+
+def too_few_came(here: str, *, least: int, limit_s: float) -> Preempted:
+    """What an agent ends with that waited for others in vain."""
+    return Preempted(
+        f"{here} of at least {least} nodes came within {limit_s:g} s; start the others, or allow fewer with "
+        "--nnodes=MIN:MAX"
     )
