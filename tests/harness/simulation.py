@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 from elastic.events import Cause
 from elastic.rendezvous.machine import decide
@@ -24,6 +25,7 @@ class Simulation:
         self.members: dict[str, Member] = {}
         self.worlds: list[World] = []
         self.asked: tuple[str, ...] = ()
+        self.on_verdict: Callable[[Verdict], None] = lambda _verdict: None
         self._view = LeaderView(limits=limits)
 
     @property
@@ -90,6 +92,7 @@ class Simulation:
             if isinstance(verdict, Probe) and verdict.agents == self.asked:
                 return verdicts
             verdicts.append(verdict)
+            self.on_verdict(verdict)
             match verdict:
                 case Open(world=world) | Form(world=world) | Close(world=world):
                     self.world = world
