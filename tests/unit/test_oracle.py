@@ -15,7 +15,8 @@ from tests.harness.oracle import Oracle
 from tests.harness.simulation import Simulation
 
 NODES = [f"node{number}" for number in (1, 2, 9, 10, 11, 20)]
-VERBS = ["join", "back", "back", "fail", "lose", "leave", "cut", "heal", "tick", "probe", "rest", "leader", "wipe"]
+VERBS = ["join", "back", "fail", "lose", "leave", "cut", "heal", "tick", "probe", "rest", "leader", "wipe"]
+VERBS += ["join", "round", "round", "round", "cut round", "cut round", "mend", "mend", "rest"]
 FEW, MANY = 150, 6000
 
 
@@ -63,7 +64,12 @@ class Schedule:
             node = self.random.choice([node for node in NODES if node not in taken])
             job.join(f"{self.random.randrange(16**4):04x}-{self.agents}", node=node, slots=self.random.randint(1, 3))
         elif verb in ("tick", "rest"):
-            job.tick(self.random.choice([0.5, 3.0, 6.0]) if verb == "tick" else 130.0)
+            job.tick(self.random.choice([0.5, 3.0, 6.0] if verb == "tick" else [12.0, 25.0, 45.0, 130.0]))
+        elif verb in ("round", "cut round"):
+            self._round(cut=verb == "cut round")
+        elif verb == "mend":
+            for name in job.members:
+                job.cut(name)
         elif verb == "leader":
             self._new_leader(agent)
         elif verb == "wipe" and self.random.random() < 0.1:
@@ -73,6 +79,21 @@ class Schedule:
             self._new_leader("")
         elif agent:
             self._happen_to(verb, agent)
+
+    def _round(self, *, cut: bool) -> None:
+        """All come together anew, perhaps since one of them does not reach another."""
+        names = list(self.job.members)
+        if cut and len(names) > 1:
+            one, other = self.random.sample(names, k=2)
+            before = [cut.agent for cut in self.job.world.cut] if self.job.world else []
+            if known := [name for name in before if name in names and name != other]:
+                one = self.random.choice(known)
+            self.job.cut(one, other)
+            if self.random.random() < 0.7:
+                self.job.settle()
+        for name in list(self.job.members):
+            if self.job.members[name].state is MemberState.JOINING:
+                self._end(name, None)
 
     def _happen_to(self, verb: str, agent: str) -> None:
         job = self.job
