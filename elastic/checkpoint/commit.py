@@ -2,18 +2,19 @@
 
 A process may die, or be paused for an hour, between any two of them: before point 7 the last committed iteration is
 what it was, after it the new one counts. A check before a rename can be outrun by a paused process; the committer's
-compare-and-set cannot. Nothing is ever overwritten: what stands in the way is set aside.
+compare-and-set cannot. Nothing is ever overwritten: what stands in the way is set aside. Each pair of points has a
+failpoint between them, by the number of the one that is done.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from elastic.checkpoint.checksums import CHUNK_BYTES, facts_of
 from elastic.checkpoint.layout import (
     COMMON,
     MANIFEST,
@@ -31,8 +32,10 @@ from elastic.checkpoint.metadata import StoredTensor, TensorFacts, build_metadat
 from elastic.checkpoint.seams import Committer, Group
 from elastic.checkpoint.shards import Shard, encode_shard
 from elastic.checkpoint.storage import Storage
-from elastic.checkpoint.survey import judge
+from elastic.checkpoint.survey import VISIBLE_POLL_S, VISIBLE_WITHIN_S, judge
+from elastic.clock import SYSTEM_CLOCK, Clock
 from elastic.errors import Fenced
+from elastic.failpoint import failpoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +52,7 @@ class Outcome:
 def save_iteration(
     draft: Manifest, common: CommonInfo, shards: Callable[[], list[Shard]], *,
     root: str, storage: Storage, group: Group, committer: Committer, nonce: Callable[[], str],
+    clock: Clock = SYSTEM_CLOCK,
 ) -> Outcome:  # fmt: skip
     """Make an iteration durable and commit it. Called by every rank; `draft` is the manifest without its files.
 
@@ -60,13 +64,17 @@ def save_iteration(
     begun = group.broadcast(_attempt(lambda: _begin(draft, root, storage, nonce())) if lead else None)
     if begun["fault"] is not None:
         return _failed(begun["fault"])
+    failpoint("checkpoint.1")
     temp = os.path.join(root, begun["value"])
     # 2. Every rank writes its shards, each forced to disk, and tells their sizes and checksums.
     wrote = group.gather(_attempt(lambda: [_write_shard(temp, shard, storage) for shard in shards()]))
+    failpoint("checkpoint.2")
     # 3.-8. Rank 0 does the rest and tells everyone how it ended.
     outcome: dict[str, Any] | None = None
     if wrote is not None:
-        finished = _attempt(lambda: _finish(draft, common, _agreed(wrote), temp, root, storage, committer, nonce))
+        finished = _attempt(
+            lambda: _finish(draft, common, _agreed(wrote), temp, root, storage, committer, nonce, clock)
+        )
         outcome = finished["value"] or dataclasses.asdict(_failed(finished["fault"], stale=finished["fenced"]))
         if not outcome["committed"]:
             _attempt(lambda: storage.remove_tree(temp))
@@ -75,32 +83,38 @@ def save_iteration(
 
 def _finish(
     draft: Manifest, common: CommonInfo, shards: list[dict[str, Any]], temp: str, root: str, storage: Storage,
-    committer: Committer, nonce: Callable[[], str],
+    committer: Committer, nonce: Callable[[], str], clock: Clock,
 ) -> dict[str, Any]:  # fmt: skip
     # 3. The seed's two files.
-    files = {shard["name"]: FileFacts(size_bytes=shard["size_bytes"], crc32=shard["crc32"]) for shard in shards}
+    files = {shard["name"]: FileFacts(**shard["facts"]) for shard in shards}
     for name, data in ((COMMON, common.to_bytes()), (METADATA, build_metadata(_stored(shards)))):
         storage.write(os.path.join(temp, name), data)
-        files[name] = FileFacts(size_bytes=len(data), crc32=zlib.crc32(data))
-    _check_visible(temp, files, storage)
+        files[name] = facts_of(data)
+    _await_visible(temp, files, storage, clock)
+    failpoint("checkpoint.3")
     # 4. The manifest names every other file; with it the directory is complete, and its names are durable.
-    manifest = dataclasses.replace(draft, files=files)
+    manifest = dataclasses.replace(draft, files=files, chunk_bytes=CHUNK_BYTES)
     data = manifest.to_bytes()
     storage.write(os.path.join(temp, MANIFEST), data)
     storage.sync_dir(temp)
+    failpoint("checkpoint.4")
     # 5. Its real name, by a rename that refuses to replace.
     final = os.path.join(root, iteration_dir(draft.iteration))
     _set_aside(draft, root, storage, nonce())
     storage.publish(temp, final)
+    failpoint("checkpoint.5")
     # 6. The new name is durable.
     storage.sync_dir(root)
+    failpoint("checkpoint.6")
     # 7. THE COMMIT: from here on it is what a restart restores.
     record = record_of(manifest, data)
     verdict = committer.commit(record)
     if not verdict.granted:
         return dataclasses.asdict(_failed(f"not committed: {verdict.reason}", stale=verdict.stale))
+    failpoint("checkpoint.7")
     # 8. The tracker follows, for readers that know no record. Behind, it misleads nobody: the next save repairs it.
     late = _attempt(lambda: storage.replace(os.path.join(root, TRACKER), build_tracker(draft.iteration)))["fault"]
+    failpoint("checkpoint.8")
     total_bytes = len(data) + sum(facts.size_bytes for facts in files.values())
     reason = verdict.reason if late is None else f"{verdict.reason}; the tracker could not follow: {late}"
     return {
@@ -126,7 +140,7 @@ def _write_shard(temp: str, shard: Shard, storage: Storage) -> dict[str, Any]:
     data, facts = encode_shard(shard.tensors)
     storage.write(os.path.join(temp, shard.name), data)
     tensors = [each.to_plain() for each in facts]
-    return {"name": shard.name, "size_bytes": len(data), "crc32": zlib.crc32(data), "tensors": tensors}
+    return {"name": shard.name, "facts": dataclasses.asdict(facts_of(data)), "tensors": tensors}
 
 
 def _set_aside(draft: Manifest, root: str, storage: Storage, nonce: str) -> None:
@@ -140,14 +154,18 @@ def _set_aside(draft: Manifest, root: str, storage: Storage, nonce: str) -> None
     storage.publish(os.path.join(root, place), os.path.join(root, aside_name(place, nonce=nonce)))
 
 
-def _check_visible(temp: str, files: Mapping[str, FileFacts], storage: Storage) -> None:
+def _await_visible(temp: str, files: Mapping[str, FileFacts], storage: Storage, clock: Clock) -> None:
+    """What other ranks wrote may reach this node late, where the file system keeps what it knew of a directory."""
+    limit_s = clock.monotonic_s() + VISIBLE_WITHIN_S
     for name, facts in files.items():
-        size_bytes = storage.size_bytes(os.path.join(temp, name))
-        if size_bytes != facts.size_bytes:
-            raise OSError(
-                f"{name} was written with {facts.size_bytes} bytes, but rank 0 sees {size_bytes}: "
-                "checkpoint.save_path must be one directory that all nodes share"
-            )
+        while (size_bytes := storage.size_bytes(os.path.join(temp, name))) != facts.size_bytes:
+            if clock.monotonic_s() >= limit_s:
+                raise OSError(
+                    f"{name} was written with {facts.size_bytes} bytes, but rank 0 sees {size_bytes}: "
+                    "checkpoint.save_path must be one directory that all nodes share"
+                )
+            clock.sleep(VISIBLE_POLL_S)
+            storage.names(temp)  # listing a directory makes a network file system ask for it anew
 
 
 def _stored(shards: list[dict[str, Any]]) -> list[StoredTensor]:

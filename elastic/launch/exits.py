@@ -27,8 +27,11 @@ class WorkerExit:
     @property
     def meant(self) -> int:
         """The exit code that the worker announced, else the real one. Taking down a broken process group may crash
-        a worker after its last word; what it said is why it ended."""
-        return self.told.exit_code if self.told is not None else self.exit_code
+        a worker after its last word; what it said is why it ended. One that said that it has finished may still fail
+        in what its program does afterwards, but a crash of torch's on the way out is none of it."""
+        if self.told is None or (self.told.exit_code == ExitCode.DONE and self.exit_code >= 0):
+            return self.exit_code
+        return self.told.exit_code
 
 
 class Ending(enum.Enum):
@@ -62,7 +65,7 @@ def judge(exits: Sequence[WorkerExit], *, step: int, committed_steps: int, kille
         killed: pids that the agent itself killed; their signal says nothing.
     """
     own = [end for end in exits if end.pid not in killed]
-    if own and all(end.exit_code == ExitCode.DONE for end in exits):
+    if own and all(end.meant == ExitCode.DONE for end in exits):
         return Verdict(ending=Ending.FINISHED, reason="all workers of this node finished")
     guilty = sorted((end for end in own if end.meant not in _BLAMELESS), key=lambda end: end.order)
     if guilty:
@@ -81,6 +84,12 @@ def cause_of(end: WorkerExit) -> Cause:
     if end.meant == ExitCode.PEER_LOST:
         return Cause.PEER_LOST
     return Cause.WORKER_SIGNAL if end.meant < 0 else Cause.WORKER_EXIT
+
+
+def fault_of(exits: Sequence[WorkerExit]) -> Cause:
+    """What a generation broke on, from those that have ended: the first that is to blame, else a lost peer."""
+    guilty = sorted((end for end in exits if end.meant not in _BLAMELESS), key=lambda end: end.order)
+    return cause_of(guilty[0]) if guilty else Cause.PEER_LOST
 
 
 def describe(end: WorkerExit) -> str:

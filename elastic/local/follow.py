@@ -41,8 +41,12 @@ class Follower:
         directory.mkdir(parents=True, exist_ok=True)
         libc = ctypes.CDLL(None, use_errno=True)
         self._fd: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-        if self._fd < 0 or libc.inotify_add_watch(self._fd, os.fsencode(directory), _IN_MODIFY | _IN_CREATE) < 0:
-            raise OSError(ctypes.get_errno(), f"cannot watch {directory}")
+        if self._fd < 0:
+            raise OSError(ctypes.get_errno(), "cannot watch files: no more inotify instances")
+        if libc.inotify_add_watch(self._fd, os.fsencode(directory), _IN_MODIFY | _IN_CREATE) < 0:
+            number = ctypes.get_errno()
+            os.close(self._fd)
+            raise OSError(number, f"cannot watch {directory}")
 
     def __enter__(self) -> Self:
         return self

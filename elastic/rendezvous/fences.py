@@ -15,14 +15,14 @@ def world_fence(keys: Keys, *, own: Entry, world_revision: int) -> list[Compare]
     return [modified_at(keys.world, world_revision), created_at(own.key, own.create_revision)]
 
 
-def world_write(keys: Keys, *, text: str, formed: int | None) -> list[Op]:
-    """The world, and where a generation is formed its number, in one transaction: commits compare with the latter."""
+def world_write(keys: Keys, *, text: str, formed: str | None) -> list[Op]:
+    """The world, and where a generation is formed its token, in one transaction: commits compare with the latter."""
     ops: list[Op] = [Put(keys.world, text)]
     if formed is not None:
-        ops.append(Put(keys.generation, str(formed)))
+        ops.append(Put(keys.generation, formed))
     return ops
 
 
-def commit_fence(keys: Keys, *, agent: str, generation: int) -> list[Compare]:
+def commit_fence(keys: Keys, *, agent: str, token: str) -> list[Compare]:
     """For a commit: its generation is the newest, and the agent has not lost its lease."""
-    return [holds(keys.generation, str(generation)), present(keys.member(agent))]
+    return [holds(keys.generation, token), present(keys.member(agent))]

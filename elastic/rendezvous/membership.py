@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from elastic.events import Cause
-from elastic.rendezvous.model import Member, MemberState, Seat, World
+from elastic.rendezvous.model import Member, MemberState, Phase, Seat, World
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,7 +14,7 @@ class AgentIdentity:
     """Who an agent is. `agent` is new with each process; `node` serves for order and for people.
 
     `address` is where other nodes reach this one; `slots` its number of workers; `root_generation` the newest
-    generation that the checkpoint root has seen.
+    generation that the checkpoint root has seen. `named`: the node's name was given, so that no other may bear it.
     """
 
     agent: str
@@ -24,6 +24,7 @@ class AgentIdentity:
     exporter: str = ""
     fingerprint: str = ""
     root_generation: int = 0
+    named: bool = False
 
 
 class HostedStore(Protocol):
@@ -101,6 +102,26 @@ class Regroup:
     generation: int
     left_out: bool = False
     closed: bool = False
+
+
+def regroup_of(world: World | None, *, agent: str, generation: int) -> Regroup | None:
+    """Why the generation that an agent is in is over, from the newest world; None while it is not. Pure."""
+    if world is None:
+        reason = "the store has lost this job's world"
+        return Regroup(cause=Cause.NODE_LOST, planned=False, reason=reason, generation=generation)
+    closed = world.phase is Phase.CLOSED
+    if world.generation != generation or world.seat_of(agent) is None:
+        return Regroup(
+            cause=world.cause,
+            planned=False,
+            reason=f"generation {world.generation} was formed without this agent: {world.reason}",
+            generation=world.generation,
+            left_out=True,
+            closed=closed,
+        )
+    if world.phase is Phase.FORMED:
+        return None
+    return Regroup(cause=world.cause, planned=world.planned, reason=world.reason, generation=generation, closed=closed)
 
 
 @dataclass(frozen=True, kw_only=True)

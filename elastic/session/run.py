@@ -34,7 +34,7 @@ from elastic.config.load import resolve, with_overrides
 from elastic.config.model import Settings
 from elastic.distributed.group import Alone, Collectives, choose_device, join
 from elastic.distributed.replicate import Replica
-from elastic.errors import Regroup, UsageError
+from elastic.errors import CheckpointError, Regroup, UsageError
 from elastic.events import GroupReady, Notice, RunFinished
 from elastic.lifetime import die_with_agent
 from elastic.link import AgentLink, Link, NoLink
@@ -86,17 +86,16 @@ class Session:
             self._open()
         except BaseException as error:
             # `with` calls __exit__ only for what happens inside it.
-            self._stack.close()
-            end_worker(error, link=self._link, group=self._group, step=0)
+            self._end(error)
             raise
         return self
 
     def _open(self) -> None:
+        die_with_agent(self._environ)
+        self._link = _connect(self.world)  # first, so that the agent hears of whatever goes wrong
         resolved = self._given or resolve(sys.argv[1:], environ=self._environ, strict=False).settings
         self.settings = with_overrides(resolved, self._overrides) if self._overrides else resolved
-        die_with_agent(self._environ)
         world = choose_device(self.world)
-        self._link = _connect(world)
         save_path = self.settings.checkpoint.save_path
         _same_root(world, save_path)
         identity = claim(save_path, job_id=world.job_id)
@@ -120,15 +119,21 @@ class Session:
             committer=committer,
             emit=self._report,
             clock=self._clock,
+            generation=world.generation,
         )
         seed_everything(self.settings.training.seed)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._end(error)
+
+    def _end(self, error: BaseException | None) -> None:
         step = self._course.iteration if self._course is not None else 0
-        self._stack.close()
-        end_worker(error, link=self._link, group=self._group, step=step)
+        try:
+            self._stack.close()
+        finally:
+            end_worker(error, link=self._link, group=self._group, step=step)
 
     def parallelize(self, model: nn.Module) -> nn.Module:
         """Put a model on this worker's device, equal on all ranks; returns the plain module."""
@@ -163,7 +168,8 @@ class Session:
 
         Raises:
             NothingToRestore: load_path was given and holds nothing to restore.
-            Regroup: from inside the loop, when the membership is about to change; state is durable by then.
+            Regroup: from inside the loop, when the membership is about to change; the state was saved before.
+            CheckpointError: the last step could not be saved, so that the run is not finished.
         """
         if not self._replicas:
             raise UsageError("run.steps() was called before run.parallelize(model); there is nothing to train")
@@ -189,9 +195,11 @@ class Session:
                 raise UsageError("a step from run.steps() must be used as `with step:`; it was not entered or failed")
             regroup = course.commit(step)
             if self._manager.due(course.iteration) or regroup or course.finished:
-                self._manager.save(self._tracked, course.save_meta())
+                saved = self._manager.save(self._tracked, course.save_meta())
+                if course.finished and self.settings.checkpoint.enable_save and not saved.saved:
+                    raise CheckpointError(f"the last step of the run could not be saved: {saved.reason}")
             if regroup and not course.finished:
-                raise Regroup(f"the membership changes; step {course.iteration} is saved")
+                raise Regroup(f"the membership changes at step {course.iteration}")
         self._report(RunFinished(iteration=course.iteration, consumed_samples=course.consumed_samples))
 
     def _tell_restart(self, restored: Restored) -> None:

@@ -232,7 +232,7 @@ def _write(state: State, place: int, *, pending: Pending, rules: Rules, answered
         return state if still or not answered else put(state, place, term=None)
     _check_write(state, place, verdict=verdict, pending=pending)
     formed = verdict.world.generation if isinstance(verdict, Form) else None
-    ops = rules.world_write(KEYS, text="", formed=formed)
+    ops = rules.world_write(KEYS, text="", formed=None if formed is None else str(formed))
     keys = {op.key for op in ops if isinstance(op, Put)}
     revision = store.revision + 1
     store = store._replace(revision=revision, world=verdict.world, world_revision=revision)
@@ -265,7 +265,7 @@ def _check_write(state: State, place: int, *, verdict: Open | Form | Close, pend
 
 def _commit(state: State, place: int, *, rules: Rules) -> State:
     agent = state.agents[place]
-    fence = rules.commit_fence(KEYS, agent=NAMES[place], generation=agent.token)
+    fence = rules.commit_fence(KEYS, agent=NAMES[place], token=str(agent.token))
     if all(holds(state.store, compare) for compare in fence):
         if agent.token != state.newest:
             raise Violation(f"a commit of generation {agent.token} accepted after {state.newest} was formed")
