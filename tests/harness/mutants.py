@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from elastic.rendezvous import round_open, seating, view
-from elastic.rendezvous.fences import commit_fence, world_fence, world_write
+from elastic.rendezvous.fences import commit_fence, restore_fence, world_fence, world_write
+from elastic.rendezvous.lost_world import Restorable
 from elastic.rendezvous.model import MemberState
-from tests.harness.search_steps import Rules
+from tests.harness import search_steps
+from tests.harness.search_writes import Rules
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +47,10 @@ def _nobody(*args: Any, **kwargs: Any) -> tuple:
     return ()
 
 
+def _always(*args: Any, **kwargs: Any) -> Restorable:
+    return Restorable(verdict=True, reason="not looked at")
+
+
 def _all_ask(member: Any, *, after: int = 0) -> bool:
     return member.state is MemberState.JOINING
 
@@ -66,17 +72,35 @@ MUTANTS = (
     Mutant(
         name="the generation is not written with its world",
         rules=Rules(world_write=_world_alone),
-        breaks="a commit of generation 1 accepted after 2",
+        breaks="accepted after 2.",
     ),
     Mutant(
         name="a commit does not compare the generation",
         rules=Rules(commit_fence=_without(commit_fence, 0)),
-        breaks="a commit of generation 1 accepted after 2",
+        breaks="accepted after 2.",
     ),
     Mutant(
         name="a commit does not compare the lease",
         rules=Rules(commit_fence=_without(commit_fence, 1)),
         breaks="whose lease has ended",
+    ),
+    Mutant(
+        name="a commit does not compare the record",
+        rules=Rules(commit_fence=_without(commit_fence, 2)),
+        breaks="has taken the record back",
+    ),
+    Mutant(
+        name="a lost world is written again whatever is there",
+        rules=Rules(restore_fence=_without(restore_fence, 0)),
+        breaks="restored over",
+        long=True,
+    ),
+    Mutant(
+        name="a lost world is written again though a newer one is known",
+        patches=((search_steps, "restorable", _always),),
+        breaks="restored after 2",
+        at_work=False,
+        long=True,
     ),
     Mutant(
         name="a refused leader does not read the world again",

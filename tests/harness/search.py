@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from elastic.rendezvous.model import Phase
 from tests.harness.search_state import NAMES, Agent, State, Store, renumbered
-from tests.harness.search_steps import FAULTS, Rules, Violation, following, newcomer, put, registered
+from tests.harness.search_steps import FAULTS, following, newcomer, registered
+from tests.harness.search_writes import Rules, Violation, put
 
 _MOST_ROUNDS = 80
 # In a fair run everything under way goes on; nothing new goes wrong.
