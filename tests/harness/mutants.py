@@ -8,20 +8,20 @@ from typing import Any
 
 from elastic.rendezvous import round_open, seating, view
 from elastic.rendezvous.fences import commit_fence, restore_fence, world_fence, world_write
-from elastic.rendezvous.lost_world import Restorable
 from elastic.rendezvous.model import MemberState
-from tests.harness import search_steps
+from tests.harness.search import at_work, beginning, forgotten
+from tests.harness.search_state import State
 from tests.harness.search_writes import Rules
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mutant:
-    """`breaks` is what the search must find, from the first agreement on or from a generation at work."""
+    """`breaks` is what the search must find, from `start` on."""
 
     name: str
     breaks: str
     rules: Rules = field(default_factory=Rules)
-    at_work: bool = True
+    start: Callable[[Rules], State] = at_work
     patches: tuple[tuple[Any, str, Any], ...] = ()
     long: bool = False
 
@@ -47,10 +47,6 @@ def _nobody(*args: Any, **kwargs: Any) -> tuple:
     return ()
 
 
-def _always(*args: Any, **kwargs: Any) -> Restorable:
-    return Restorable(verdict=True, reason="not looked at")
-
-
 def _all_ask(member: Any, *, after: int = 0) -> bool:
     return member.state is MemberState.JOINING
 
@@ -60,14 +56,14 @@ MUTANTS = (
         name="the world's revision is not compared",
         rules=Rules(world_fence=_without(world_fence, 0)),
         breaks="two worlds of generation 1",
-        at_work=False,
+        start=lambda _rules: beginning(),
         long=True,
     ),
     Mutant(
         name="the leader's own key is not compared",
         rules=Rules(world_fence=_without(world_fence, 1)),
         breaks="leads no more and has written",
-        at_work=False,
+        start=lambda _rules: beginning(),
     ),
     Mutant(
         name="the generation is not written with its world",
@@ -93,20 +89,13 @@ MUTANTS = (
         name="a lost world is written again whatever is there",
         rules=Rules(restore_fence=_without(restore_fence, 0)),
         breaks="restored over",
-        long=True,
-    ),
-    Mutant(
-        name="a lost world is written again though a newer one is known",
-        patches=((search_steps, "restorable", _always),),
-        breaks="restored after 2",
-        at_work=False,
-        long=True,
+        start=forgotten,
     ),
     Mutant(
         name="a refused leader does not read the world again",
         rules=Rules(read_after_refusal=False),
         breaks="not placed in the end",
-        at_work=False,
+        start=lambda _rules: beginning(),
         long=True,
     ),
     Mutant(
@@ -133,7 +122,7 @@ MUTANTS = (
         name="an agent that never saw its generation does not say that it has ended it",
         rules=Rules(says_missed=False),
         breaks="not placed in the end: formed 2",
-        at_work=False,
+        start=lambda _rules: beginning(),
     ),
     Mutant(
         name="a generation is one more than the last world's, whatever members know",

@@ -65,6 +65,14 @@ def following(state: State, *, rules: Rules, most_faults: int) -> Iterator[Step]
 
 
 def _wiped(state: State, *, blind: bool) -> State:
+    """All keys are gone, the commit record too: what arrives late takes nothing back."""
+    agents = [
+        agent._replace(
+            commit=agent.commit and agent.commit._replace(ahead=1), late=agent.late and agent.late._replace(ahead=1)
+        )
+        for agent in state.agents
+    ]
+    state = state._replace(agents=tuple(agents))
     return state._replace(store=Store(revision=state.store.revision + 1), blind=blind, faults=state.faults + 1)
 
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 import pytest
 
 from tests.harness.mutants import MUTANTS
-from tests.harness.search import at_work, beginning, search
+from tests.harness.search import at_work, beginning, forgotten, search
 from tests.harness.search_steps import FAULTS
 from tests.harness.search_writes import Rules
 
 STARTS = [pytest.param(beginning, id="first_start"), pytest.param(lambda: at_work(Rules()), id="at_work")]
+STARTS += [pytest.param(lambda: forgotten(Rules()), id="forgotten")]
 STEPS = {"see", "enter", "end", "register", "prepare", "commit", "stand", "read", "members", "decide", "write", "time"}
 
 
@@ -28,7 +29,7 @@ def check(found, *, at_least):
 @pytest.mark.parametrize("start", STARTS)
 def test_slice(start):
     fired = check(
-        search(start(), rules=Rules(), depth=10, most_faults=2, most_states=8000, settle_each=20), at_least=8000
+        search(start(), rules=Rules(), depth=10, most_faults=2, most_states=5000, settle_each=25), at_least=5000
     )
     assert {"crash", "lose-lease"} <= set(fired)
 
@@ -53,7 +54,7 @@ def test_all_of_a_generation_at_work():
     [pytest.param(mutant, id=mutant.name, marks=pytest.mark.exhaustive if mutant.long else ()) for mutant in MUTANTS],
 )
 def test_nothing_can_be_taken_out(mutant, monkeypatch):
-    start = at_work(Rules()) if mutant.at_work else beginning()
+    start = mutant.start(Rules())
     for module, name, instead in mutant.patches:
         assert hasattr(module, name)
         monkeypatch.setattr(module, name, instead)
