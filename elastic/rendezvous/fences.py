@@ -32,6 +32,12 @@ def world_write(keys: Keys, *, text: str, formed: str | None, parts: Mapping[int
     return ops
 
 
-def commit_fence(keys: Keys, *, agent: str, token: str) -> list[Compare]:
-    """For a commit: its generation is the newest, and the agent has not lost its lease."""
-    return [holds(keys.generation, token), present(keys.member(agent))]
+def commit_fence(keys: Keys, *, agent: str, token: str, revision: int) -> list[Compare]:
+    """For a commit: its generation is the newest, the agent has not lost its lease, and nobody wrote the record since
+    it was read (0: there was none), so that a request that arrives late does not take it back."""
+    return [holds(keys.generation, token), present(keys.member(agent)), modified_at(keys.commit, revision)]
+
+
+def restore_fence(keys: Keys) -> list[Compare]:
+    """For who writes a lost world again: there is none."""
+    return [modified_at(keys.world, 0)]
