@@ -19,6 +19,7 @@ from elastic.checkpoint.survey import highest_generation
 from elastic.clock import Clock
 from elastic.config.model import Settings
 from elastic.events import AgentStarted, EventFile, WorldFormed
+from elastic.launch.interface import interface_of
 from elastic.launch.observer import Observer
 from elastic.launch.processes import WakePipe
 from elastic.launch.server import Callbacks, WorkerServer
@@ -37,6 +38,7 @@ from elastic.world import AGENT_SOCKET, EVENTS_PATH, JOB_ID, NODE
 
 logger = logging.getLogger(__name__)
 
+GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 HEAR_OUT_S = 2.0
 """How long to wait for the last words of workers that have ended; they are there already, and are only to be read."""
 
@@ -137,6 +139,7 @@ class Stage:
                 AGENT_SOCKET: self.server.path,
                 EVENTS_PATH: str(self._events_path),
                 AGENT_PID: str(os.getpid()),
+                **self._interface(),
             }
         )
         self._stack.callback(self.coordinator.stop)
@@ -214,6 +217,11 @@ class Stage:
         self._stack.callback(exporter.stop)
         logger.info("metrics at http://%s/metrics", address)
         return address
+
+    def _interface(self) -> dict[str, str]:
+        """Where the workers' gloo shall bind, unless somebody said so already."""
+        name = interface_of(self.coordinator.identity.address)
+        return {} if name is None or os.environ.get(GLOO_INTERFACE) else {GLOO_INTERFACE: name}
 
     def _restore_environ(self) -> None:
         for name, value in self._outer.items():
