@@ -44,6 +44,7 @@ from elastic.rendezvous.model import (
 from elastic.rendezvous.naming import NodeName
 from elastic.rendezvous.options import RendezvousOptions
 from elastic.rendezvous.probe import ProbeListener
+from elastic.rendezvous.reaching import Reaching
 from elastic.rendezvous.registration import Registration
 from elastic.rendezvous.world_watch import WorldWatch
 
@@ -96,6 +97,7 @@ class Coordinator:
         self._commits = Commits(store, keys=self._keys, agent=identity.agent, clock=clock)
         self._watch = WorldWatch(store, key=self._keys.world, on_change=self._world_changed)
         self._name = NodeName(store, keys=self._keys, node=identity.node, agent=identity.agent)
+        self._reaching = Reaching(member=lambda: self._registration.member, report=self.report_unreachable, clock=clock)
         self._generation = 0
         self._seen_closed = 0
         self._next_store: HostedStore | None = None
@@ -271,6 +273,7 @@ class Coordinator:
                 raise Preempted("asked to leave while waiting for a generation")
             if (running := self._watch.world) is not None and running.phase is Phase.FORMED:
                 deadline_s = now_s + limit_s
+                self._reaching.try_again(running)
             if now_s >= deadline_s:
                 raise self._timed_out(limit_s)
             if now_s >= suspect_at_s:
