@@ -6,7 +6,7 @@ PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-all transcripts demo bench-recovery lint types clean
+.PHONY: help setup test test-all transcripts tables demo bench-recovery lint types clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,6 +32,9 @@ test-all: setup  ## run every test, the long ones too
 
 transcripts: setup  ## write the verdicts of tests/testdata/rendezvous anew; read the difference
 	@$(PY) -m tests.harness.transcripts --rewrite
+
+tables: setup  ## put the generated tables of settings and metrics into docs/
+	@$(PY) -m tests.harness.tables
 
 demo: setup  ## train on 3 nodes, kill one, add one; ends with an account of it
 	@$(PY) -m elastic demo

@@ -113,11 +113,14 @@ class WorkerServer:
         os.read(self._wake_read, 4096)
         with self._lock:
             asked = self._hearings_asked
-        while keys := [key for key, _ in self._selector.select(0) if key.fd != self._wake_read]:
+        while not self._stopping and (keys := self._waiting()):
             self._serve(keys)
         with self._caught_up:
             self._hearings_done = asked
             self._caught_up.notify_all()
+
+    def _waiting(self) -> list[selectors.SelectorKey]:
+        return [key for key, _ in self._selector.select(0) if key.fd != self._wake_read]
 
     def _serve(self, keys: list[selectors.SelectorKey]) -> None:
         for key in keys:

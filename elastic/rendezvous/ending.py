@@ -1,7 +1,8 @@
-"""Ending: what the world key says about the end of an agent's part in the job. Pure."""
+"""Ending: what the world key says is over for an agent: the job, or a generation that it never took part in. Pure."""
 
 from __future__ import annotations
 
+from elastic.errors import Preempted
 from elastic.events import Outcome
 from elastic.rendezvous.errors import JobClosed
 from elastic.rendezvous.model import Phase, World
@@ -21,3 +22,27 @@ def ending_of(world: World | None, *, agent: str, seen_closed: int) -> JobClosed
         return None
     outcome = world.outcome or Outcome.FAILED
     return JobClosed(outcome=outcome, exit_code=world.exit_code, reason=world.reason, text=world.text)
+
+
+def missed_generation(world: World | None, *, agent: str, ended: int) -> int:
+    """The generation that an agent without workers was given a seat in and has not ended, since it was over before the
+    agent saw it; 0: none. Until it says that it has ended this one, it is taken for a member at work."""
+    if world is None:
+        return 0
+    seated = world.generation if world.phase is Phase.OPEN and world.seat_of(agent) else 0
+    owed = max((entry.generation for entry in world.left_out if entry.agent == agent), default=0)
+    return seated if seated > ended else owed if owed > ended else 0
+
+
+def unheard_end(timeout_s: float | None) -> JobClosed:
+    """For an agent that is done and has heard of no other end: its final state is durable."""
+    reason = f"done here; the end of the job was not heard of within {timeout_s} s"
+    return JobClosed(outcome=Outcome.SUCCEEDED, exit_code=0, reason=reason)
+
+
+def too_few(here: str, *, least: int, limit_s: float) -> Preempted:
+    """For an agent that has waited for others long enough."""
+    return Preempted(
+        f"{here} of at least {least} nodes came within {limit_s:g} s; start the others, or allow fewer with "
+        "--nnodes=MIN:MAX"
+    )

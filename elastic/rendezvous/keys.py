@@ -24,7 +24,7 @@ class Keys:
 
     @property
     def generation(self) -> str:
-        """The number of the last generation formed, in decimal: what a commit is compared with."""
+        """The token of the last generation formed, `number.digest`: what a commit is compared with."""
         return f"{self.root}/generation"
 
     @property
@@ -51,6 +51,11 @@ class Keys:
     def candidates(self) -> str:
         """Prefix of the keys whose oldest holder leads."""
         return f"{self.root}/election/"
+
+    @property
+    def last_candidate(self) -> str:
+        """The agent that wrote a candidate key last: the next one follows it in the election."""
+        return f"{self.root}/last_candidate"
 
     def member(self, agent: str) -> str:
         """The member key of an agent."""

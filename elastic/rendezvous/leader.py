@@ -14,8 +14,9 @@ from collections.abc import Mapping, Sequence
 from elastic.clock import Clock
 from elastic.errors import StoreError
 from elastic.events import Emit, NodeLost, Notice
+from elastic.rendezvous.fences import world_fence, world_write
 from elastic.rendezvous.keys import Keys
-from elastic.rendezvous.kv import Entry, KeyValueStore, Op, Put, Update, created_at, modified_at
+from elastic.rendezvous.kv import Entry, KeyValueStore, Put, Update, created_at
 from elastic.rendezvous.machine import decide
 from elastic.rendezvous.model import Member, Phase, World, member_from_json, world_from_json, world_to_json
 from elastic.rendezvous.probe import Target, probe_all
@@ -113,12 +114,11 @@ class Leader:
                 self._store.revoke(view.members[agent].lease)
             self._wake.wait(_EVICTED_S)
             return True
-        ops: list[Op] = [Put(self._keys.world, world_to_json(verdict.world))]
-        if isinstance(verdict, Form):
-            ops.append(Put(self._keys.generation, str(verdict.world.generation)))
+        formed = verdict.world.token if isinstance(verdict, Form) else None
         revision = self._world_entry.mod_revision if self._world_entry else 0
         done = self._store.transact(
-            [modified_at(self._keys.world, revision), created_at(own.key, own.create_revision)], ops=ops
+            world_fence(self._keys, own=own, world_revision=revision),
+            ops=world_write(self._keys, text=world_to_json(verdict.world), formed=formed),
         )
         if not done.succeeded:
             self._world_changed = True

@@ -9,6 +9,7 @@ import dataclasses
 import enum
 import json
 import re
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -186,6 +187,13 @@ class World:
     def world_size(self) -> int:
         """Number of workers."""
         return sum(seat.slots for seat in self.seats)
+
+    @property
+    def token(self) -> str:
+        """What fences: the generation's number, and a digest of its members. A store that lost its data may let a
+        number be given twice, but not to other members unnoticed."""
+        agents = "\n".join(seat.agent for seat in self.seats)
+        return f"{self.generation}.{zlib.crc32(agents.encode()):08x}"
 
     def seat_of(self, agent: str) -> Seat | None:
         """The agent's seat, or None where it has none."""

@@ -20,6 +20,7 @@ class WorldWatch:
         self._store, self._key, self._on_change = store, key, on_change
         self._changed = threading.Condition()
         self._watch: Watch | None = None
+        self._since: int | None = None
         self._world: World | None = None
         self._unreadable: StoreError | None = None
         self.known = False
@@ -29,9 +30,20 @@ class WorldWatch:
         """The newest world known; None where the store holds none, or none is `known` yet."""
         return self._world
 
+    def read(self) -> World | None:
+        """Ask for the world now; `start` goes on from there. Raises StoreError."""
+        snapshot = self._store.range(self._key)
+        self._since = snapshot.revision
+        entries = tuple(entry for entry in snapshot.entries if entry.key == self._key)
+        self._on_update(Update(entries=entries, revision=snapshot.revision, reset=True))
+        self.check()
+        return self._world
+
     def start(self) -> None:
         """Begin to watch."""
-        self._watch = self._store.watch(self._key, on_update=self._on_update, on_break=self._on_break)
+        self._watch = self._store.watch(
+            self._key, since=self._since, on_update=self._on_update, on_break=self._on_break
+        )
 
     def stop(self) -> None:
         """End the watch."""

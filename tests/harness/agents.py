@@ -202,6 +202,19 @@ class Job:
         self.until(agreed, what=f"a generation of {size} after {after}", deadline_s=deadline_s)
         return agents[0].generation
 
+    def commits(self, agent: FakeAgent, value: str, *, deadline_s: float = 10.0) -> None:
+        """Wait until a commit is granted, trying at each piece of news and now and then."""
+        deadline = threading.Timer(deadline_s, lambda: None)
+        deadline.start()
+        try:
+            while not (verdict := agent.coordinator.commit(value, timeout_s=1)).granted:
+                assert deadline.is_alive(), f"no commit within {deadline_s} s: {verdict}"
+                with self.news:
+                    self.news.wait(0.1)
+        finally:
+            deadline.cancel()
+            deadline.join()
+
     def expect_end(self, agents: list[FakeAgent]) -> list[JobClosed]:
         self.until(lambda: all(agent.ended for agent in agents), what="the end of the job")
         return [agent.ended for agent in agents if isinstance(agent.ended, JobClosed)]

@@ -56,3 +56,20 @@ def always_fails(settings: Settings) -> Job:
     return Job(
         model=build_model, dataset=build_dataset, loss=broken, optimizer=lambda m: torch.optim.SGD(m.parameters())
     )
+
+
+def fails_at_step_8(settings: Settings) -> Job:
+    """Raises in its eighth step, always: the run makes progress, and then none."""
+
+    def schedule(consumed_samples: int) -> float:
+        if consumed_samples >= 8 * settings.training.global_batch_size:
+            raise ZeroDivisionError("step 8 is broken on purpose")
+        return 1.0
+
+    return Job(
+        model=build_model,
+        dataset=build_dataset,
+        loss=loss,
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+        schedule=schedule,
+    )

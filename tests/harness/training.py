@@ -17,7 +17,7 @@ from elastic.config.load import with_overrides
 from elastic.config.model import Settings
 from elastic.distributed.group import Collectives
 from elastic.distributed.replicate import Replica
-from elastic.events import Event
+from elastic.events import Event, StepCommitted
 from elastic.session.course import Course
 from elastic.session.step import Step
 from elastic.world import World
@@ -58,6 +58,7 @@ class Run:
     losses: list[float]
     parameters: torch.Tensor
     events: list[Event] = field(default_factory=list)
+    """Of the steps."""
     course: Course | None = None
 
 
@@ -106,5 +107,6 @@ def train(
         run.course.commit(step)
         assert step.totals is not None
         run.losses.append(step.totals.loss)
+    run.events = [event for event in run.events if isinstance(event, StepCommitted)]
     run.parameters = nn.utils.parameters_to_vector(net.parameters()).detach()
     return run

@@ -13,6 +13,7 @@ import pytest
 from elastic.events import JobEnded, read_records
 from elastic.local.etcd import EtcdServer, free_port
 from elastic.local.node import ROOT
+from tests.harness.etcd_admin import enable_users
 from tests.harness.survival import SETTINGS, cluster
 
 pytestmark = pytest.mark.integration
@@ -72,9 +73,7 @@ def test_wrong_credentials(tmp_path: Path) -> None:
     password = tmp_path / "password"
     password.write_text("wrong")
     with EtcdServer(tmp_path / "etcd") as server:
-        control = ["etcdctl", f"--endpoints={server.endpoint}"]
-        for words in (["user", "add", "root:right"], ["user", "grant-role", "root", "root"], ["auth", "enable"]):
-            subprocess.run([*control, *words], env={**os.environ, "ETCDCTL_API": "3"}, check=True, capture_output=True)
+        enable_users(server.endpoint, root_password="right")
         conf = f"--rdzv-conf=user=root,password_file={password}"
         done = agent("--save-path", str(tmp_path / "out"), options=(conf,), ETCD_ENDPOINTS=server.endpoint)
     assert_clear(done, 64, server.endpoint)
@@ -135,3 +134,18 @@ def test_the_same_exception_twice_ends_the_job(tmp_path: Path, etcd: EtcdServer)
             assert log[-1] == "ZeroDivisionError: this job is broken on purpose", "the root traceback comes last"
         ends = [r for r in read_records(run.save_path / "events") if isinstance(r.event, JobEnded)]
         assert {r.generation for r in ends} == {2}, "two attempts, not a loop"
+
+
+def test_the_same_step_failing_again_and_again_ends_the_job(tmp_path: Path, etcd: EtcdServer) -> None:
+    broken = {
+        "ELASTIC__JOB__TARGET": "tests.harness.small_job:fails_at_step_8",
+        "ELASTIC__CHECKPOINT__SAVE_INTERLEAVED_STEPS": "5",
+    }
+    with cluster(tmp_path, etcd.endpoint, steps=20, **broken) as run:
+        run.start("a")
+        assert run.wait_exit("a") == 77
+        log = run.nodes["a"].log.read_text()
+        assert "step 7 was not passed in generations 1, 2, 3" in log
+        assert log.rstrip().endswith("ZeroDivisionError: step 8 is broken on purpose")
+        saved = [path.name for path in run.save_path.glob("iteration_*")]
+        assert saved == ["iteration_00000005"], "what was saved stays"

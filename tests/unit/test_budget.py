@@ -1,17 +1,10 @@
 """What failures amount to: by reason, by step, by node."""
 
-import dataclasses
-
 import pytest
 
 from elastic.events import Cause
 from elastic.rendezvous.budget import Reported, judge
-from elastic.rendezvous.ending import ending_of
-from elastic.rendezvous.model import Barred, FailureReport, Phase, World
-
-WORLD = World(
-    generation=4, phase=Phase.FORMED, seats=(), store_address="", store_port=0, cause=Cause.START, reason="because"
-)
+from elastic.rendezvous.model import Barred, FailureReport
 
 
 def said(agent, cause=Cause.WORKER_EXIT, *, step=5, signature="E", **more):
@@ -81,13 +74,3 @@ def test_usage_ends_the_job_unless_the_node_is_to_blame(local, alone):
     (judgement,) = run([[said("a", exit_code=64, node_local=local)]])
     assert judgement.exit_code == 64
     assert (judgement.alone is not None) is alone
-
-
-def test_the_barred_agent_hears_its_own_code_and_the_others_nothing():
-    world = dataclasses.replace(WORLD, barred=(Barred(agent="a", node="a", signature="E", exit_code=70, reason="why"),))
-    assert ending_of(world, agent="a", seen_closed=0).exit_code == 70
-    assert ending_of(world, agent="b", seen_closed=0) is None
-    closed = dataclasses.replace(world, phase=Phase.CLOSED, exit_code=77)
-    assert ending_of(closed, agent="b", seen_closed=0).exit_code == 77
-    assert ending_of(closed, agent="b", seen_closed=4) is None
-    assert ending_of(None, agent="b", seen_closed=0) is None

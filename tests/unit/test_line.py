@@ -188,6 +188,17 @@ def test_a_worker_whose_agent_is_gone_is_fenced():
         AgentLink(path, rank=0, generation=1, pid=1)
 
 
+def test_stopping_does_not_wait_for_what_is_still_to_be_read():
+    for _ in range(50):
+        agent = Agent()
+        links = [agent.link(pid=pid) for pid in range(3)]
+        for link in links:
+            link.send_event("x")
+        agent.server.stop()
+        for link in links:
+            link.close()
+
+
 def test_an_agent_that_ends_with_something_unread_is_gone_too(tmp_path):
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(tmp_path / "s"))
