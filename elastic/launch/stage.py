@@ -113,7 +113,9 @@ class Stage:
             UsageError: the exporter's address cannot be used.
         """
         take_signals(self.signals.handle)
-        self.signals.install(os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT"))
+        # SIGUSR1 too, with which batch systems announce the end: unhandled it would kill the agent on the spot.
+        asked = os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT")
+        self.signals.install(f"{asked},SIGUSR1")
         self._stack.callback(self.wake.close)
         self._stack.callback(self.observer.close)
         self._stack.callback(self._restore_environ)
