@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from elastic.checkpoint.checksums import CHUNK_BYTES, facts_of
 from elastic.checkpoint.layout import (
     COMMON,
     MANIFEST,
@@ -30,8 +30,9 @@ from elastic.checkpoint.metadata import StoredTensor, TensorFacts, build_metadat
 from elastic.checkpoint.seams import Committer, Group
 from elastic.checkpoint.shards import Shard, encode_shard
 from elastic.checkpoint.storage import Storage
-from elastic.checkpoint.survey import judge
+from elastic.checkpoint.survey import VISIBLE_POLL_S, VISIBLE_WITHIN_S, judge
 from elastic.checkpoint.tracker import follow
+from elastic.clock import SYSTEM_CLOCK, Clock
 from elastic.errors import Fenced
 from elastic.failpoint import failpoint
 
@@ -50,6 +51,7 @@ class Outcome:
 def save_iteration(
     draft: Manifest, common: CommonInfo, shards: Callable[[], list[Shard]], *,
     root: str, storage: Storage, group: Group, committer: Committer, nonce: Callable[[], str],
+    clock: Clock = SYSTEM_CLOCK,
 ) -> Outcome:  # fmt: skip
     """Make an iteration durable and commit it. Called by every rank; `draft` is the manifest without its files.
 
@@ -69,7 +71,9 @@ def save_iteration(
     # 3.-8. Rank 0 does the rest and tells everyone how it ended.
     outcome: dict[str, Any] | None = None
     if wrote is not None:
-        finished = _attempt(lambda: _finish(draft, common, _agreed(wrote), temp, root, storage, committer, nonce))
+        finished = _attempt(
+            lambda: _finish(draft, common, _agreed(wrote), temp, root, storage, committer, nonce, clock)
+        )
         outcome = finished["value"] or dataclasses.asdict(_failed(finished["fault"], stale=finished["fenced"]))
         if not outcome["committed"]:
             _attempt(lambda: storage.remove_tree(temp))
@@ -78,17 +82,17 @@ def save_iteration(
 
 def _finish(
     draft: Manifest, common: CommonInfo, shards: list[dict[str, Any]], temp: str, root: str, storage: Storage,
-    committer: Committer, nonce: Callable[[], str],
+    committer: Committer, nonce: Callable[[], str], clock: Clock,
 ) -> dict[str, Any]:  # fmt: skip
     # 3. The seed's two files.
-    files = {shard["name"]: FileFacts(size_bytes=shard["size_bytes"], crc32=shard["crc32"]) for shard in shards}
+    files = {shard["name"]: FileFacts(**shard["facts"]) for shard in shards}
     for name, data in ((COMMON, common.to_bytes()), (METADATA, build_metadata(_stored(shards)))):
         storage.write(os.path.join(temp, name), data)
-        files[name] = FileFacts(size_bytes=len(data), crc32=zlib.crc32(data))
-    _check_visible(temp, files, storage)
+        files[name] = facts_of(data)
+    _await_visible(temp, files, storage, clock)
     failpoint("checkpoint.3")
     # 4. The manifest names every other file; with it the directory is complete, and its names are durable.
-    manifest = dataclasses.replace(draft, files=files)
+    manifest = dataclasses.replace(draft, files=files, chunk_bytes=CHUNK_BYTES)
     data = manifest.to_bytes()
     storage.write(os.path.join(temp, MANIFEST), data)
     storage.sync_dir(temp)
@@ -135,7 +139,7 @@ def _write_shard(temp: str, shard: Shard, storage: Storage) -> dict[str, Any]:
     data, facts = encode_shard(shard.tensors)
     storage.write(os.path.join(temp, shard.name), data)
     tensors = [each.to_plain() for each in facts]
-    return {"name": shard.name, "size_bytes": len(data), "crc32": zlib.crc32(data), "tensors": tensors}
+    return {"name": shard.name, "facts": dataclasses.asdict(facts_of(data)), "tensors": tensors}
 
 
 def _set_aside(draft: Manifest, root: str, storage: Storage, nonce: str) -> None:
@@ -149,14 +153,18 @@ def _set_aside(draft: Manifest, root: str, storage: Storage, nonce: str) -> None
     storage.publish(os.path.join(root, place), os.path.join(root, aside_name(place, nonce=nonce)))
 
 
-def _check_visible(temp: str, files: Mapping[str, FileFacts], storage: Storage) -> None:
+def _await_visible(temp: str, files: Mapping[str, FileFacts], storage: Storage, clock: Clock) -> None:
+    """What other ranks wrote may reach this node late, where the file system keeps what it knew of a directory."""
+    limit_s = clock.monotonic_s() + VISIBLE_WITHIN_S
     for name, facts in files.items():
-        size_bytes = storage.size_bytes(os.path.join(temp, name))
-        if size_bytes != facts.size_bytes:
-            raise OSError(
-                f"{name} was written with {facts.size_bytes} bytes, but rank 0 sees {size_bytes}: "
-                "checkpoint.save_path must be one directory that all nodes share"
-            )
+        while (size_bytes := storage.size_bytes(os.path.join(temp, name))) != facts.size_bytes:
+            if clock.monotonic_s() >= limit_s:
+                raise OSError(
+                    f"{name} was written with {facts.size_bytes} bytes, but rank 0 sees {size_bytes}: "
+                    "checkpoint.save_path must be one directory that all nodes share"
+                )
+            clock.sleep(VISIBLE_POLL_S)
+            storage.names(temp)  # listing a directory makes a network file system ask for it anew
 
 
 def _stored(shards: list[dict[str, Any]]) -> list[StoredTensor]:

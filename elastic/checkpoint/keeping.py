@@ -6,8 +6,16 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from elastic.checkpoint.layout import MANIFEST, MAX_JSON_BYTES, aside_name, is_trash, iteration_dir, trash_name
-from elastic.checkpoint.manifest import Manifest
+from elastic.checkpoint.layout import (
+    MANIFEST,
+    MAX_JSON_BYTES,
+    CommitRecord,
+    aside_name,
+    is_trash,
+    iteration_dir,
+    trash_name,
+)
+from elastic.checkpoint.manifest import Manifest, digest
 from elastic.checkpoint.policy import Found, retention
 from elastic.checkpoint.storage import Storage
 from elastic.checkpoint.survey import read_small, survey
@@ -23,36 +31,48 @@ class Kept:
 
 
 def retain(
-    root: str, *, committed: int, lineage: str, save_max: int, storage: Storage, nonce: Callable[[], str]
-) -> Kept:
+    root: str, *, committed: int, manifest_digest: str, lineage: str, save_max: int, storage: Storage,
+    record: Callable[[], CommitRecord | None], nonce: Callable[[], str], keep_every_steps: int = 0,
+) -> Kept:  # fmt: skip
     """Delete what `save_max` leaves no room for, but only after the committed iteration was read back whole.
 
-    Deleting is a rename first: a reader that has files open keeps them, and a death half way leaves a name that
-    nobody takes for an iteration.
+    Deleting is a rename first; what was renamed is unlinked after the next commit. So a reader that has files open
+    keeps them, and a process that slept between its commit and this, and knows nothing of later ones, costs nothing:
+    the committed iteration is found by its digest under any name.
 
     Raises:
         OSError: from the storage.
     """
-    for name in filter(is_trash, storage.names(root)):
-        storage.remove_tree(os.path.join(root, name))
+    # Found before the committed one is read back: what others move there meanwhile is not ours to unlink.
     seen = survey(root, storage=storage)
+    trash = [each for each in seen.found if is_trash(each.place) and each.manifest_digest != manifest_digest]
     tracked = () if seen.tracker.iteration is None else (seen.tracker.iteration,)
-    chosen = retention(seen.found, save_max=save_max, committed=committed, lineage=lineage, protected=tracked)
-    if not chosen.delete:
+    chosen = retention(
+        seen.found, save_max=save_max, committed=committed, lineage=lineage, protected=tracked,
+        keep_every_steps=keep_every_steps,
+    )  # fmt: skip
+    if not chosen.delete and not trash:
         return Kept(deleted=(), reason=chosen.reason)
-    if (fault := read_back(os.path.join(root, iteration_dir(committed)), storage=storage)) is not None:
+    place = os.path.join(root, iteration_dir(committed))
+    if (fault := read_back(place, storage=storage, manifest_digest=manifest_digest)) is not None:
         return Kept(deleted=(), fault=True, reason=f"iteration {committed} was committed but {fault}: all stay")
+    now = record()
+    if now is not None and now.manifest_digest != manifest_digest:
+        return Kept(deleted=(), reason=f"iteration {now.iteration} was committed since: its writer makes room, not we")
+    for each in trash:
+        storage.remove_tree(os.path.join(root, each.place))
     for each in chosen.delete:
-        trash = os.path.join(root, trash_name(each.place, nonce=nonce()))
-        storage.publish(os.path.join(root, each.place), trash)
-        storage.remove_tree(trash)
+        name = trash_name(each.place, nonce=nonce())
+        storage.publish(os.path.join(root, each.place), os.path.join(root, name))
     return Kept(deleted=tuple(each.iteration for each in chosen.delete), reason=chosen.reason)
 
 
-def read_back(directory: str, *, storage: Storage) -> str | None:
+def read_back(directory: str, *, storage: Storage, manifest_digest: str | None = None) -> str | None:
     """Read every file of an iteration again; what is wrong with it, or None."""
     try:
         data = read_small(os.path.join(directory, MANIFEST), storage=storage, limit_bytes=MAX_JSON_BYTES)
+        if manifest_digest is not None and digest(data) != manifest_digest:
+            return f"another one is in its place now ({MANIFEST} differs)"
         for name, facts in Manifest.from_bytes(data).files.items():
             if storage.facts(os.path.join(directory, name)) != facts:
                 return f"{name} is not what was written"

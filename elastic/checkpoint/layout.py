@@ -43,6 +43,13 @@ class ShardKind(enum.StrEnum):
     OPT = "opt"
 
 
+class Health(enum.IntEnum):
+    """`ckpt_status` of common.json. None there: unknown."""
+
+    NORMAL = 0
+    ABNORMAL = 1
+
+
 @dataclass(frozen=True, kw_only=True)
 class ShardName:
     """A parsed shard file name."""
@@ -115,14 +122,20 @@ def parse_aside_name(name: str) -> int | None:
     return parse_iteration_dir(parts[1]) if len(parts) == 3 and parts[0] == ".aside" else None
 
 
+def parse_trash_name(name: str) -> int | None:
+    """The iteration of a directory being deleted; None for any other name."""
+    parts = name.split("-")
+    return parse_iteration_dir(parts[1]) if len(parts) == 3 and parts[0] == ".trash" else None
+
+
 def trash_name(name: str, *, nonce: str) -> str:
     """Where a directory goes that is being deleted."""
     return f".trash-{name}-{nonce}"
 
 
 def is_trash(name: str) -> bool:
-    """Whether `trash_name` made this name."""
-    return name.startswith(".trash-iteration_")
+    """Whether `trash_name` made this name of the name of an iteration."""
+    return parse_trash_name(name) is not None
 
 
 def is_safe_name(name: object) -> bool:
@@ -196,7 +209,8 @@ class CommonInfo:
     loss_scale: float | None
     global_batch_size: int
     consumed_samples: int
-    ckpt_status: int | None = 0
+    ckpt_status: int | None = None
+    """Health of the state; None: unknown."""
 
     def to_bytes(self) -> bytes:
         """The file's text."""

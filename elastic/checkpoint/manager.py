@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,9 +14,9 @@ from torch import Tensor
 from elastic import events
 from elastic.checkpoint.commit import Outcome, save_iteration
 from elastic.checkpoint.keeping import retain, set_aside
-from elastic.checkpoint.layout import CommonInfo
+from elastic.checkpoint.layout import CommonInfo, Health
 from elastic.checkpoint.manifest import Manifest
-from elastic.checkpoint.policy import SaveVerdict, save_due
+from elastic.checkpoint.policy import SaveVerdict, Signs, judge_health, save_due
 from elastic.checkpoint.reader import Reader, Restored
 from elastic.checkpoint.restoring import newer_than
 from elastic.checkpoint.rng import capture_rng
@@ -27,7 +27,7 @@ from elastic.checkpoint.state import Captured, capture
 from elastic.checkpoint.storage import PosixStorage, Storage
 from elastic.checkpoint.survey import survey
 from elastic.clock import SYSTEM_CLOCK, Clock
-from elastic.errors import Fenced, UsageError
+from elastic.errors import Fenced, StoreError, UsageError
 
 _ANCESTORS = 64
 """How many committed iterations before it a manifest names, at least."""
@@ -54,6 +54,9 @@ class SaveMeta:
     epoch_num: int = 0
     step_num: int = 0
     loss_scale: float | None = None
+    """None: that of a tracked grad scaler, where there is one."""
+    signs: Signs = field(default_factory=Signs)
+    """What is known of the run's health."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,9 +76,11 @@ class CheckpointManager:
     def __init__(
         self, settings: Settings, *, identity: RootIdentity | None, group: Group, committer: Committer,
         emit: events.Emit, storage: Storage | None = None, clock: Clock = SYSTEM_CLOCK, prefix: str = "checkpoint",
-        nonce: Callable[[], str] = lambda: secrets.token_hex(6),
+        nonce: Callable[[], str] = lambda: secrets.token_hex(6), generation: int | None = None,
     ) -> None:  # fmt: skip
         """`identity`: what `claim` gave for save_path; None where nothing is saved. `committer`: asked by rank 0.
+
+        `generation`: that of this start; with it, a restore adopts what an earlier generation left complete.
 
         Raises:
             UsageError: settings that contradict one another or are not there yet.
@@ -90,7 +95,10 @@ class CheckpointManager:
         self._clock = clock
         self._prefix = prefix
         self._nonce = nonce
+        self._generation = generation
         self._committed: int | None = None
+        self._failed_at: int | None = None
+        self._failures = 0
         self._ancestors: tuple[str, ...] = ()
         self._saved_at_s: float | None = None
 
@@ -105,9 +113,18 @@ class CheckpointManager:
         # What cannot be saved must come to light before the first step, not at the first save.
         if self._settings.enable_save:
             capture(tracked, weights_only=self._settings.no_save_optim)
-        lead = self._group.rank == 0
-        reader = Reader(self._settings, self._identity, group=self._group, storage=self._storage, emit=self._tell)
-        restored = reader.restore(tracked, record=self._committer.record if lead else None)
+        reader = Reader(
+            self._settings,
+            self._identity,
+            group=self._group,
+            storage=self._storage,
+            emit=self._tell,
+            committer=self._committer,
+            nonce=self._nonce,
+            clock=self._clock,
+            generation=self._generation,
+        )
+        restored = reader.restore(tracked)
         if restored.own:
             self._committed, self._ancestors = restored.iteration, reader.ancestors
             self._set_aside_newer(restored.iteration)
@@ -133,6 +150,8 @@ class CheckpointManager:
             enable_save=self._settings.enable_save,
             every_steps=self._settings.save_interleaved_steps,
             last_saved=self._committed,
+            failed_at=self._failed_at,
+            failures=self._failures,
         )
 
     def save(self, tracked: Mapping[str, Any], meta: SaveMeta) -> SaveResult:
@@ -154,8 +173,10 @@ class CheckpointManager:
             self._tell(events.Fencing(what="checkpoint", reason=outcome.reason))
             raise Fenced(f"iteration {meta.iteration} was not committed: {outcome.reason}")
         if outcome.committed:
+            self._failed_at, self._failures = None, 0
             self._after_commit(meta, outcome, seconds)
         else:
+            self._failed_at, self._failures = meta.iteration, self._failures + 1
             self._tell(events.CheckpointFailed(iteration=meta.iteration, reason=outcome.reason))
         return SaveResult(
             saved=outcome.committed,
@@ -185,18 +206,22 @@ class CheckpointManager:
                 prefix=self._prefix,
             )
 
+        health = judge_health(meta.signs)
+        if health.status is Health.ABNORMAL:
+            self._tell(events.Notice(text=f"iteration {meta.iteration} is saved as unhealthy: {health.reason}"))
         return save_iteration(
-            self._draft(meta, identity, captured),
-            _common(meta),
+            self._draft(meta, identity, captured, health.status),
+            _common(meta, tracked, health.status),
             shards,
             root=self._settings.save_path,
             storage=self._storage,
             group=self._group,
             committer=self._committer,
             nonce=self._nonce,
+            clock=self._clock,
         )
 
-    def _draft(self, meta: SaveMeta, identity: RootIdentity, captured: Captured) -> Manifest:
+    def _draft(self, meta: SaveMeta, identity: RootIdentity, captured: Captured, health: Health | None) -> Manifest:
         return Manifest(
             job_id=identity.job_id,
             lineage=identity.lineage,
@@ -214,6 +239,7 @@ class CheckpointManager:
             torch_version=str(torch.__version__),
             ancestors=self._ancestors[-max(_ANCESTORS, self._settings.save_max) :],
             files={},
+            ckpt_status=health,
         )
 
     def _after_commit(self, meta: SaveMeta, outcome: Outcome, seconds: float) -> None:
@@ -231,23 +257,26 @@ class CheckpointManager:
             )
         )
         if self._group.rank == 0:
-            self._retain(meta.iteration)
+            self._retain(meta.iteration, outcome.manifest_digest)
 
-    def _retain(self, committed: int) -> None:
+    def _retain(self, committed: int, manifest_digest: str) -> None:
         assert self._identity is not None
         try:
             kept = retain(
                 self._settings.save_path,
                 committed=committed,
+                manifest_digest=manifest_digest,
                 lineage=self._identity.lineage,
                 save_max=self._settings.save_max,
+                keep_every_steps=self._settings.keep_every_steps,
                 storage=self._storage,
+                record=self._committer.record,
                 nonce=self._nonce,
             )
             if kept.fault:
                 self._emit(events.Notice(text=kept.reason))
             _log.debug("deleted %s: %s", kept.deleted, kept.reason)
-        except OSError as error:
+        except (OSError, StoreError) as error:
             self._emit(events.Notice(text=f"old iterations could not be deleted: {error}"))
 
     def _set_aside_newer(self, iteration: int) -> None:
@@ -268,14 +297,16 @@ class CheckpointManager:
             self._emit(event)
 
 
-def _common(meta: SaveMeta) -> CommonInfo:
+def _common(meta: SaveMeta, tracked: Mapping[str, Any], health: Health | None) -> CommonInfo:
+    scales = (each.get_scale() for each in tracked.values() if callable(getattr(each, "get_scale", None)))
     return CommonInfo(
         epoch_num=meta.epoch_num,
         step_num=meta.step_num,
         global_step=meta.global_step,
-        loss_scale=meta.loss_scale,
+        loss_scale=meta.loss_scale if meta.loss_scale is not None else next(scales, None),
         global_batch_size=meta.global_batch_size,
         consumed_samples=meta.consumed_samples,
+        ckpt_status=health,
     )
 
 

@@ -9,12 +9,13 @@ import hashlib
 import json
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from elastic.checkpoint.layout import MANIFEST, CommitRecord, is_safe_name, load_json, take
 
-FORMAT = 1
+FORMAT = 2
+"""2 added the checksums of chunks and the health of the state. Every older one stays readable."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +24,8 @@ class FileFacts:
 
     size_bytes: int
     crc32: int
+    chunks: tuple[tuple[int, int], ...] = field(default=(), compare=False)
+    """(end, crc32 of the file up to there) of each chunk; none in format 1. They locate what `crc32` has found."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,11 +52,18 @@ class Manifest:
     ancestors: tuple[str, ...]
     """Digests of the manifests that were committed on the way to this state, oldest first; the last ones only."""
     files: Mapping[str, FileFacts]
+    chunk_bytes: int = 0
+    """No chunk of a file is longer; 0: no chunks, as in format 1."""
+    ckpt_status: int | None = None
+    """Health of the state, as in common.json: 0 normal, 1 abnormal, None unknown."""
 
     def to_bytes(self) -> bytes:
         """The file's text. Raises ValueError where settings or values are not JSON."""
-        plain = {field.name: getattr(self, field.name) for field in fields(self)}
-        plain["files"] = {name: [facts.size_bytes, facts.crc32] for name, facts in self.files.items()}
+        plain = {each.name: getattr(self, each.name) for each in fields(self)}
+        plain["files"] = {
+            name: [facts.size_bytes, facts.crc32, [list(chunk) for chunk in facts.chunks]]
+            for name, facts in self.files.items()
+        }
         try:
             return _wrap({"format": FORMAT, **plain})
         except TypeError as error:
@@ -69,10 +79,17 @@ class Manifest:
         body = _unwrap(data)
         if (version := take(body, "format", int, what=MANIFEST)) > FORMAT:
             raise ValueError(f"{MANIFEST} has format {version}, this version reads up to {FORMAT}: use a newer version")
-        kinds = {"int": int, "str": str, "bool": bool, "tuple[str, ...]": list}
-        plain = {
-            field.name: take(body, field.name, kinds.get(str(field.type), dict), what=MANIFEST) for field in fields(cls)
+        body = {"chunk_bytes": 0, "ckpt_status": None, **body} if version < 2 else body
+        kinds: dict[str, type | tuple[type, ...]] = {
+            "int": int,
+            "str": str,
+            "bool": bool,
+            "tuple[str, ...]": list,
+            "int | None": (int, type(None)),
         }
+        plain: dict[str, Any] = {}
+        for each in fields(cls):
+            plain[each.name] = take(body, each.name, kinds.get(str(each.type), dict), what=MANIFEST)
         plain["files"] = {name: _facts(name, value) for name, value in plain["files"].items()}
         plain["ancestors"] = tuple(str(each) for each in plain["ancestors"])
         return cls(**plain)
@@ -100,7 +117,21 @@ def _facts(name: object, value: object) -> FileFacts:
     match value:
         case [int(size_bytes), int(crc32)] if size_bytes >= 0:
             return FileFacts(size_bytes=size_bytes, crc32=crc32)
-    raise ValueError(f"{MANIFEST}: facts of {name!r} are {value!r:.60}, expected [size, crc32]")
+        case [int(size_bytes), int(crc32), list(chunks)] if size_bytes >= 0 and _add_up(chunks, size_bytes, crc32):
+            return FileFacts(size_bytes=size_bytes, crc32=crc32, chunks=tuple((end, crc) for end, crc in chunks))
+    raise ValueError(f"{MANIFEST}: facts of {name!r} are {value!r:.60}, expected [size, crc32, chunks]")
+
+
+def _add_up(chunks: list[Any], size_bytes: int, crc32: int) -> bool:
+    """Whether chunks, if there are any, follow one another to the last byte of a file and make its checksum."""
+    last = (0, 0)
+    for chunk in chunks:
+        match chunk:
+            case [int(end), int(running)] if end > last[0]:
+                last = (end, running)
+            case _:
+                return False
+    return not chunks or last == (size_bytes, crc32)
 
 
 def _wrap(body: dict[str, Any]) -> bytes:

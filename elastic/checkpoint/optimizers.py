@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,22 +27,32 @@ def capture_optimizer(optimizer: Optimizer, *, key: str, names: Mapping[int, str
 
     Tensors are called `<state>.<parameter>`, for example `exp_avg.embed.weight`.
     """
+    members = [_member_names(group["params"], key, names) for group in optimizer.param_groups]
+    return encode_packed(optimizer.state_dict(), members, prefix=prefix)
+
+
+def encode_packed(packed: Mapping[str, Any], members: Sequence[Sequence[str]], *, prefix: str = "") -> OptimizerState:
+    """Turn what an optimizer's `state_dict` gave into tensors and JSON. `members`: names of each group's parameters.
+
+    Raises:
+        CheckpointError: something that cannot be stored, or would be stored under one name twice.
+    """
     tensors: dict[str, Tensor] = {}
 
     def keep(name: str, tensor: Tensor) -> str:
+        if name in tensors:
+            raise CheckpointError(f"the optimizer has two entries that would both be stored as {name!r}")
         tensors[name] = tensor
         return name
 
-    packed = optimizer.state_dict()
     groups: list[dict[str, Any]] = []
     state: dict[str, Any] = {}
-    for at, (live, group) in enumerate(zip(optimizer.param_groups, packed["param_groups"], strict=True)):
-        members = _member_names(live["params"], key, names)
+    for at, (group, own) in enumerate(zip(packed["param_groups"], members, strict=True)):
         settings = {name: value for name, value in group.items() if name not in ("params", "param_names")}
         head = f"{prefix}group.{at}"
         encoded = {name: encode(value, path=f"{head}.{name}", sink=keep) for name, value in settings.items()}
-        groups.append({"params": members, "settings": encoded})
-        for member, index in zip(members, group["params"], strict=True):
+        groups.append({"params": list(own), "settings": encoded})
+        for member, index in zip(own, group["params"], strict=True):
             if index in packed["state"]:
                 state[member] = _encode_state(packed["state"][index], member, prefix, keep)
     return OptimizerState(tensors=tensors, plain={"groups": groups, "state": state})

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from elastic import events
+from elastic.checkpoint.adopting import publish_prepared
 from elastic.checkpoint.foreign import read_foreign
-from elastic.checkpoint.layout import CommitRecord
+from elastic.checkpoint.layout import TRACKER, CommitRecord, build_tracker
 from elastic.checkpoint.manifest import Manifest
 from elastic.checkpoint.reading import read_iteration, read_manifest
 from elastic.checkpoint.restoring import Attempt, Plan, plan_restore
 from elastic.checkpoint.rng import apply_rng
 from elastic.checkpoint.root import RootIdentity
-from elastic.checkpoint.seams import Group, Settings
+from elastic.checkpoint.seams import Committer, Group, Settings
 from elastic.checkpoint.state import Captured, prepare
 from elastic.checkpoint.storage import Storage
+from elastic.checkpoint.survey import VISIBLE_POLL_S, VISIBLE_WITHIN_S, judge
+from elastic.clock import SYSTEM_CLOCK, Clock
 from elastic.errors import (
     CheckpointDamaged,
     CheckpointError,
@@ -61,9 +66,16 @@ class Reader:
     """One restore. Every rank makes one and calls `restore`."""
 
     def __init__(
-        self, settings: Settings, identity: RootIdentity | None, *, group: Group, storage: Storage, emit: events.Emit
-    ) -> None:
+        self, settings: Settings, identity: RootIdentity | None, *, group: Group, storage: Storage, emit: events.Emit,
+        committer: Committer, nonce: Callable[[], str], clock: Clock = SYSTEM_CLOCK, generation: int | None = None,
+    ) -> None:  # fmt: skip
+        """`committer`: asked on rank 0 only. `generation`: that of this start; None: it adopts nothing."""
         self._settings = settings
+        self._committer = committer
+        self._nonce = nonce
+        self._clock = clock
+        self._generation = generation if identity is not None and settings.enable_save else None
+        self._record: CommitRecord | None = None
         self._identity = identity
         self._group = group
         self._storage = storage
@@ -71,14 +83,15 @@ class Reader:
         self.ancestors: tuple[str, ...] = ()
         """After a restore of this run's own state: digests of what was committed up to it, itself included."""
 
-    def restore(self, tracked: Mapping[str, Any], *, record: Callable[[], CommitRecord | None] | None) -> Restored:
-        """Restore the first iteration that is whole on every rank. `record` is asked on rank 0 only.
+    def restore(self, tracked: Mapping[str, Any]) -> Restored:
+        """Restore the first iteration that is whole on every rank.
 
         Raises:
             NothingToRestore, RunMismatch: see `plan_restore`; also when every candidate turned out damaged.
             CheckpointError: it is whole but does not fit the tracked objects.
+            Fenced: a newer generation exists.
         """
-        plan = self._plan(record)
+        plan = self._plan()
         faults = []
         for attempt in plan.attempts:
             fault = self._try(attempt, plan, tracked)
@@ -95,27 +108,54 @@ class Reader:
             )
         return Restored(reason=plan.reason, lineage=self._lineage(""))
 
-    def _plan(self, record: Callable[[], CommitRecord | None] | None) -> Plan:
-        told: dict[str, Any] | None = None
-        if record is not None:
-            try:
-                plan = plan_restore(self._settings, identity=self._identity, record=record(), storage=self._storage)
-                told = {"plan": plan.to_plain()}
-            except ElasticError as error:
-                told = {"error": type(error).__name__, "text": str(error)}
-            except OSError as error:
-                told = {"error": "UsageError", "text": f"cannot look for checkpoints: {error}"}
-        told = self._group.broadcast(told)
-        assert told is not None
+    def _plan(self) -> Plan:
+        told = self._group.broadcast(self._decide() if self._group.rank == 0 else None)
         if "error" in told:
             raise _TOLD.get(told["error"], CheckpointError)(told["text"])
         return Plan.from_plain(told["plan"])
+
+    def _decide(self) -> dict[str, Any]:
+        try:
+            self._record = self._committer.record()
+            self._publish_prepared()
+            plan = plan_restore(
+                self._settings,
+                identity=self._identity,
+                record=self._record,
+                storage=self._storage,
+                generation=self._generation,
+            )
+        except ElasticError as error:
+            return {"error": type(error).__name__, "text": str(error)}
+        except OSError as error:
+            return {"error": "UsageError", "text": f"cannot look for checkpoints: {error}"}
+        return {"plan": plan.to_plain()}
+
+    def _publish_prepared(self) -> None:
+        if self._generation is None or self._identity is None:
+            return
+        try:
+            place = publish_prepared(
+                self._settings.save_path,
+                lineage=self._identity.lineage,
+                record=self._record,
+                generation=self._generation,
+                load_unhealthy=self._settings.load_unhealthy,
+                storage=self._storage,
+                nonce=self._nonce,
+            )
+            if place is not None:
+                self._emit(events.Notice(text=f"{place} was complete, but not yet in its place: it is now"))
+        except OSError as error:
+            self._emit(events.Notice(text=f"what an earlier start left could not be adopted: {error}"))
 
     def _try(self, attempt: Attempt, plan: Plan, tracked: Mapping[str, Any]) -> Restored | str:
         """Restore one candidate on all ranks, or say why it is damaged; nothing was changed then."""
         apply, restored = None, None
         vote: dict[str, str] = {}
+        manifest = None
         try:
+            self._await_visible(attempt)
             captured, manifest = self._read(attempt, plan)
             apply = prepare(captured, tracked, weights_only=plan.weights_only)
             restored = self._restored(attempt, plan, manifest)
@@ -125,7 +165,11 @@ class Reader:
             known = isinstance(error, CheckpointError)
             vote = {"unfit": str(error) if known else f"{type(error).__name__}: {error}"}
         votes = self._group.gather(vote)
-        verdict = self._group.broadcast(None if votes is None else _count(votes))
+        verdict = self._group.broadcast(
+            None if votes is None else _count(votes) or self._claim(attempt, plan, manifest)
+        )
+        if "fenced" in verdict:
+            raise Fenced(f"{attempt.directory} was not restored: {verdict['fenced']}")
         if "damaged" in verdict:
             return str(verdict["damaged"])
         if "unfit" in verdict:
@@ -138,6 +182,50 @@ class Reader:
         if not plan.weights_only:
             apply_rng(captured.opt, rank=self._group.rank)
         return restored
+
+    def _claim(self, attempt: Attempt, plan: Plan, manifest: Manifest | None) -> dict[str, str]:
+        """On rank 0, when all ranks have verified it: commit what is adopted, and put our generation in the record.
+
+        A store that lost its data has no record: it gets one again.
+
+        From then on nothing that an older generation still saves can be adopted.
+        """
+        if self._generation is None or not plan.own or manifest is None or attempt.manifest_digest is None:
+            return {}
+        record = self._record
+        if attempt.adopt or record is None:
+            record = CommitRecord(
+                iteration=manifest.iteration,
+                lineage=manifest.lineage,
+                manifest_digest=attempt.manifest_digest,
+                generation=self._generation,
+                consumed_samples=manifest.consumed_samples,
+            )
+        elif record.generation >= self._generation:
+            return {}
+        answer = self._committer.commit(replace(record, generation=self._generation))
+        if answer.stale:
+            return {"fenced": answer.reason}
+        if not attempt.adopt:
+            return {}
+        if not answer.granted:
+            return {"damaged": f"it is complete, but it could not be committed: {answer.reason}"}
+        self._emit(events.Notice(text=f"adopted iteration {attempt.iteration}: {attempt.reason}"))
+        tracker = os.path.join(self._settings.save_path, TRACKER)
+        with contextlib.suppress(OSError):  # behind, it misleads nobody
+            self._storage.replace(tracker, build_tracker(attempt.iteration))
+        return {}
+
+    def _await_visible(self, attempt: Attempt) -> None:
+        """What rank 0 saw may reach this node later. What is still not there then is told as damage by who reads it."""
+        root, place = os.path.split(attempt.directory)
+        limit_s = self._clock.monotonic_s() + VISIBLE_WITHIN_S
+        while self._group.rank != 0:
+            found = judge(root, place, iteration=None, storage=self._storage)
+            seen = found.problem is None and found.manifest_digest == attempt.manifest_digest
+            if seen or self._clock.monotonic_s() >= limit_s:
+                return
+            self._clock.sleep(VISIBLE_POLL_S)
 
     def _read(self, attempt: Attempt, plan: Plan) -> tuple[Captured, Manifest | None]:
         if attempt.manifest_digest is None:

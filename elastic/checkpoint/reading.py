@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import zlib
 
 from torch import Tensor
 
+from elastic.checkpoint.checksums import fault_of
 from elastic.checkpoint.layout import MANIFEST, MAX_JSON_BYTES, ShardKind, parse_shard_name
 from elastic.checkpoint.manifest import FileFacts, Manifest, digest
 from elastic.checkpoint.shards import decode_shard, original_form
@@ -56,10 +56,8 @@ def read_iteration(directory: str, manifest: Manifest, *, storage: Storage, weig
 
 def _verified(directory: str, name: str, facts: FileFacts, storage: Storage) -> bytes:
     data = read_file(directory, name, storage)
-    if len(data) != facts.size_bytes:
-        raise CheckpointDamaged(f"{name} has {len(data)} bytes, expected {facts.size_bytes}")
-    if zlib.crc32(data) != facts.crc32:
-        raise CheckpointDamaged(f"{name} is not what was written: its checksum does not match")
+    if (fault := fault_of(data, facts, name=name)) is not None:
+        raise CheckpointDamaged(fault)
     return data
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from elastic.checkpoint.layout import CommitRecord
+from elastic.checkpoint.layout import CommitRecord, parse_iteration_dir
 from elastic.checkpoint.policy import Candidate, Choice, Found, candidates
 from elastic.checkpoint.root import RootIdentity
 from elastic.checkpoint.seams import Settings
@@ -25,6 +25,8 @@ class Attempt:
     manifest_digest: str | None
     """None where another system wrote it."""
     reason: str
+    adopt: bool = False
+    """It is complete but not committed: it counts once it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,22 +53,30 @@ class Plan:
 
 
 def plan_restore(
-    settings: Settings, *, identity: RootIdentity | None, record: CommitRecord | None, storage: Storage
-) -> Plan:
-    """Decide what this start restores: the run's own last state, else load_path, else nothing.
+    settings: Settings, *, identity: RootIdentity | None, record: CommitRecord | None, storage: Storage,
+    generation: int | None = None,
+) -> Plan:  # fmt: skip
+    """Decide what this start restores: the run's own last state, else checkpoint_path or load_path, else nothing.
+
+    `generation`: that of this start, if it may adopt what an earlier one left complete.
 
     Raises:
         NothingToRestore: something should be there and is not; never answered with random weights.
         RunMismatch: the commit record is of another lineage than the root.
     """
-    if identity is not None and (plan := _own(settings.save_path, identity, record, storage)) is not None:
+    if identity is not None and (plan := _own(settings, identity, record, storage, generation)) is not None:
         return plan
+    if settings.checkpoint_path:
+        return _explicit(settings, storage)
     if settings.load_path:
         return _loaded(settings, storage)
     return Plan(attempts=(), passed=(), own=True, weights_only=False, reason="the run begins: nothing was saved yet")
 
 
-def _own(root: str, identity: RootIdentity, record: CommitRecord | None, storage: Storage) -> Plan | None:
+def _own(
+    settings: Settings, identity: RootIdentity, record: CommitRecord | None, storage: Storage, generation: int | None
+) -> Plan | None:
+    root = settings.save_path
     if record is not None and record.lineage != identity.lineage:
         raise RunMismatch(
             f"{root} is of lineage {identity.lineage}, but what this job committed last (iteration "
@@ -78,7 +88,14 @@ def _own(root: str, identity: RootIdentity, record: CommitRecord | None, storage
     ours = [each for each in seen.in_place if each.lineage in (identity.lineage, None)]
     if record is None and not ours and seen.tracker.iteration is None:
         return None
-    choice = candidates(record, tracker=seen.tracker.iteration, found=seen.found, lineage=identity.lineage)
+    choice = candidates(
+        record,
+        tracker=seen.tracker.iteration,
+        found=seen.found,
+        lineage=identity.lineage,
+        generation=generation,
+        load_unhealthy=settings.load_unhealthy,
+    )
     if not choice.candidates:
         committed = f"iteration {record.iteration} was committed" if record is not None else seen.tracker.reason
         raise NothingToRestore(
@@ -86,6 +103,20 @@ def _own(root: str, identity: RootIdentity, record: CommitRecord | None, storage
             "or begin a new run with another checkpoint.save_path (and another --rdzv-id)."
         )
     return _plan(root, choice, own=True, weights_only=False, reason=seen.tracker.reason)
+
+
+def _explicit(settings: Settings, storage: Storage) -> Plan:
+    """The one directory that was named: no tracker is asked, and nothing else will do."""
+    path = settings.checkpoint_path.rstrip("/") or "/"
+    root, place = os.path.split(path)
+    found = judge(root, place, iteration=parse_iteration_dir(place), storage=storage)
+    choice = candidates(None, tracker=None, found=(found,), load_unhealthy=settings.load_unhealthy)
+    if not choice.candidates:
+        raise NothingToRestore(
+            f"checkpoint.checkpoint_path {path} cannot be restored: {choice.passed[0].reason}. Name the directory of "
+            "one iteration, or use checkpoint.load_path with the root that holds several."
+        )
+    return _plan(root, choice, own=False, weights_only=settings.no_load_optim, reason="checkpoint_path names it")
 
 
 def _loaded(settings: Settings, storage: Storage) -> Plan:
@@ -100,7 +131,7 @@ def _loaded(settings: Settings, storage: Storage) -> Plan:
         # It may also be one iteration's directory, under whatever name.
         root, place = os.path.split(path)
         seen = Survey(tracker=seen.tracker, found=(judge(root, place, iteration=None, storage=storage),))
-    choice = candidates(None, tracker=seen.tracker.iteration, found=seen.found)
+    choice = candidates(None, tracker=seen.tracker.iteration, found=seen.found, load_unhealthy=settings.load_unhealthy)
     if not choice.candidates:
         raise NothingToRestore(
             f"checkpoint.load_path {path} holds nothing that can be restored{_faults(choice)}; "
@@ -126,6 +157,7 @@ def _attempts(root: str, found: Sequence[Candidate]) -> tuple[Attempt, ...]:
             iteration=each.found.iteration,
             manifest_digest=each.found.manifest_digest,
             reason=each.reason,
+            adopt=each.adopt,
         )
         for each in found
     )

@@ -21,11 +21,16 @@ from elastic.checkpoint.layout import (
     parse_shard_name,
     parse_temp_name,
     parse_tracker,
+    parse_trash_name,
 )
 from elastic.checkpoint.manifest import Manifest, digest
 from elastic.checkpoint.metadata import parse_metadata
 from elastic.checkpoint.policy import Found
 from elastic.checkpoint.storage import Storage
+
+VISIBLE_WITHIN_S = 15.0
+"""How late a file may reach another node: network file systems keep what they know of a directory for seconds."""
+VISIBLE_POLL_S = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +56,7 @@ def survey(root: str, *, storage: Storage) -> Survey:
     for name in storage.names(root):
         if (iteration := parse_iteration_dir(name)) is not None:
             found.append(judge(root, name, iteration=iteration, storage=storage))
-        elif (iteration := parse_aside_name(name)) is not None:
+        elif (iteration := _out_of_the_way(name)) is not None:
             found.append(judge(root, name, iteration=iteration, storage=storage, aside=True))
     return Survey(tracker=read_tracker(root, storage=storage), found=tuple(found))
 
@@ -85,6 +90,12 @@ def read_small(path: str, *, storage: Storage, limit_bytes: int) -> bytes:
     return storage.read(path)
 
 
+def _out_of_the_way(name: str) -> int | None:
+    """The iteration of a directory that was set aside, or renamed to be deleted; None for any other name."""
+    iteration = parse_aside_name(name)
+    return parse_trash_name(name) if iteration is None else iteration
+
+
 def judge(root: str, place: str, *, iteration: int | None, storage: Storage, aside: bool = False) -> Found:
     """What one directory holds; a fault becomes the `problem`. `iteration`: what its name says, if that says any."""
     directory = os.path.join(root, place)
@@ -106,6 +117,7 @@ def judge(root: str, place: str, *, iteration: int | None, storage: Storage, asi
         consumed_samples=manifest.consumed_samples,
         manifest_digest=digest(data),
         ancestors=manifest.ancestors,
+        ckpt_status=manifest.ckpt_status,
         aside=aside,
     )
 
@@ -128,6 +140,7 @@ def _judge_foreign(
     """A directory that another system wrote: no checksums there, so only existence can be judged."""
     problem = None if _model_shards(names) or is_huggingface(names) else "it holds no model shard"
     consumed_samples = 0
+    ckpt_status = None
     try:
         if INDEX in names and SINGLE not in names:
             data = read_small(os.path.join(directory, INDEX), storage=storage, limit_bytes=MAX_JSON_BYTES)
@@ -142,9 +155,17 @@ def _judge_foreign(
             data = read_small(os.path.join(directory, COMMON), storage=storage, limit_bytes=MAX_SMALL_BYTES)
             common = CommonInfo.from_bytes(data)
             consumed_samples = common.consumed_samples or common.global_step * common.global_batch_size
+            ckpt_status = common.ckpt_status
     except (OSError, ValueError) as error:
         problem = str(error)
-    return Found(place=place, iteration=iteration, problem=problem, consumed_samples=consumed_samples, aside=aside)
+    return Found(
+        place=place,
+        iteration=iteration,
+        problem=problem,
+        consumed_samples=consumed_samples,
+        ckpt_status=ckpt_status,
+        aside=aside,
+    )
 
 
 def _names(directory: str, storage: Storage) -> list[str]:

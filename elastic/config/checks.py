@@ -57,6 +57,11 @@ def _checkpoint(settings: Settings) -> Iterator[Conflict]:
             keys=("checkpoint.save_path", "checkpoint.enable_save"),
             what="checkpoint.save_path is empty while checkpoint.enable_save is true; give a directory",
         )
+    if checkpoint.load_path and checkpoint.checkpoint_path:
+        yield Conflict(
+            keys=("checkpoint.checkpoint_path", "checkpoint.load_path"),
+            what="checkpoint.checkpoint_path names one iteration and checkpoint.load_path a root; give one of them",
+        )
     if checkpoint.enable_save and checkpoint.no_save_optim and not checkpoint.no_load_optim:
         yield Conflict(
             keys=("checkpoint.no_save_optim", "checkpoint.no_load_optim"),

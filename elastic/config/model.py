@@ -128,8 +128,19 @@ class CheckpointSettings:
     )
     no_save_optim: bool = field(default=False, metadata=_about("save weights only: no later start can go on in full"))
     save_max: int = field(default=5, metadata=_about("iterations kept on disk", least=1))
+    keep_every_steps: int = field(
+        default=0,
+        metadata=_about("keep the multiples of this, besides the save_max newest; 0: none", unit="steps", least=0),
+    )
     load_path: str = field(
         default="", metadata=_about("root directory that the first start of a run loads from; empty: none")
+    )
+    checkpoint_path: str = field(
+        default="",
+        metadata=_about("directory of the one iteration that the first start loads, instead of load_path; empty: none"),
+    )
+    load_unhealthy: bool = field(
+        default=False, metadata=_about("load also what was saved with an abnormal loss or gradient norm")
     )
     no_load_optim: bool = field(
         default=False, metadata=_about("the first start loads weights only and begins at sample 0")

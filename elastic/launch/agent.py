@@ -116,7 +116,7 @@ class Agent(LocalElasticAgent):
         group.workers = _workers_of(membership, group.spec)
         group.store = membership  # only to be there: the ranks were agreed through etcd
         group.group_rank = membership.seat.group_rank
-        group.group_world_size = len(membership.world.seats)
+        group.group_world_size = membership.world.nodes
         group.master_addr = membership.store_address
         group.master_port = membership.store_port
         self._stage.export(

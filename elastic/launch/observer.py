@@ -119,8 +119,8 @@ class Observer:
 def changes(previous: World, world: World) -> list[Event]:
     """How the membership differs between two generations."""
     before, here = ({seat.agent for seat in each.seats} for each in (previous, world))
-    if before == here:
-        return []
     old, new = previous.world_size, world.world_size
+    if before == here and old == new:
+        return []
     direction = Direction.UP if new > old else Direction.DOWN if new < old else Direction.SAME
     return [Rescaled(direction=direction, cause=world.cause, old_world_size=old, new_world_size=new)]

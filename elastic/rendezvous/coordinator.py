@@ -93,12 +93,11 @@ class Coordinator:
         self._lost_world = LostWorld(
             store, keys=self._keys, agent=identity.agent, limit_s=2.0 * options.ttl_s + _LOST_S, clock=clock
         )
-        self._watch = WorldWatch(store, key=self._keys.world, on_change=self._world_changed)
-        self._name = NodeName(store, keys=self._keys, node=identity.node, agent=identity.agent)
+        self._watch = WorldWatch(store, keys=self._keys, agent=identity.agent, on_change=self._world_changed)
+        self._name = NodeName(store, keys=self._keys, node=identity.node, agent=identity.agent, on_taken=on_change)
         self._reaching = Reaching(member=lambda: self._registration.member, report=self.report_unreachable, clock=clock)
-        self._generation = 0
+        self._generation = self._seen_closed = 0
         self._joined: World | None = None
-        self._seen_closed = 0
         self._asked_s = 0.0
 
     @property
@@ -285,15 +284,18 @@ class Coordinator:
     def _nodes(self) -> int:
         """How many nodes there are, as far as this agent knows."""
         world = self._watch.world
-        return max(self.options.min_nodes, len(world.seats) if world else 0)
+        return max(self.options.min_nodes, world.nodes if world else 0)
 
     def _settled(self) -> bool:
-        return self._closed() is not None or self._seat_of(self._watch.world) is not None
+        seated = self._seat_of(self._watch.world) is not None
+        return seated or self._watch.looks_apart or self._closed() is not None
 
     def _seated(self) -> World | None:
         """The world that this agent waits for, if it is there. Raises JobClosed, Fenced."""
         self.check()
         self._watch.check()
+        with contextlib.suppress(StoreUnavailable):
+            self._watch.look()
         if (closed := self._closed()) is not None:
             raise closed
         world = self._watch.world
@@ -335,8 +337,6 @@ class Coordinator:
     def _registered(self, after: Entry | None) -> None:
         if self.identity.named:
             self._name.claim(self.lease)
-            if self._name.taken:
-                self._on_change()
         self._leader.reconsider()
         self._election.stand(after=after)
 

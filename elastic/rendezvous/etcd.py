@@ -17,8 +17,10 @@ from elastic.rendezvous.options import RendezvousOptions
 class EtcdStore:
     """A KeyValueStore; several endpoints are members of one cluster. Connects with the first request."""
 
-    def __init__(self, options: RendezvousOptions, *, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._link = EtcdLink(options, clock=clock)
+    def __init__(
+        self, options: RendezvousOptions, *, clock: Clock = SYSTEM_CLOCK, link: EtcdLink | None = None
+    ) -> None:
+        self._link = link or EtcdLink(options, clock=clock)
         self._rpc = self._link.rpc
         self._stream = WatchStream(self._link)
 

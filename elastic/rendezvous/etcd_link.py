@@ -152,8 +152,8 @@ class EtcdLink:
                 else:
                     self._refuse(error)
             except ValueError as error:
-                # Another thread left the channel in the meantime: gRPC says so with a ValueError.
-                if "closed channel" not in str(error):
+                # Another thread left the channel in the meantime: gRPC says "closed channel", or "Channel closed!".
+                if "closed" not in str(error):
                     raise
                 last = last or str(error)
 

@@ -23,6 +23,15 @@ class Keys:
         return f"{self.root}/world"
 
     @property
+    def seats(self) -> str:
+        """Prefix of the keys that hold the seats of a large world, in parts."""
+        return f"{self.root}/seats/"
+
+    def part(self, number: int) -> str:
+        """One part of the seats of a large world."""
+        return f"{self.seats}{number}"
+
+    @property
     def generation(self) -> str:
         """The token of the last generation formed, `number.digest`: what a commit is compared with."""
         return f"{self.root}/generation"

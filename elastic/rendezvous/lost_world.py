@@ -50,7 +50,7 @@ class LostWorld:
         self._since_s: float | None = None
 
     def remember(self, world: World) -> None:
-        """This agent has joined a generation."""
+        """This agent has joined a generation. One whose seats are kept apart cannot be written again from memory."""
         self._world = world
 
     def lost(self) -> None:
@@ -64,7 +64,9 @@ class LostWorld:
 
     @property
     def given_up(self) -> bool:
-        """Whether it has been lost for so long that this generation is over."""
+        """Whether it has been lost for so long that this generation is over, or cannot be mended at all."""
+        if self._world is None or self._world.apart is not None:
+            return True
         since_s = self._since_s
         return since_s is not None and self._clock.monotonic_s() >= since_s + self._limit_s
 

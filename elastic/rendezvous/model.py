@@ -5,12 +5,11 @@ Pure: no I/O, no torch. A reader ignores fields that it does not know, so that v
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import json
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -159,8 +158,25 @@ class Barred:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Apart:
+    """Where the seats of a large world are: in `parts` keys, written when `generation` was formed (see apart.py).
+
+    `moves` tells how ranks moved for those who had a seat in generation `since`; 0: it is not told.
+    """
+
+    generation: int
+    parts: int
+    nodes: int
+    workers: int
+    since: int = 0
+    moves: tuple[tuple[int, int, int], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class World:
     """The agreed membership. Seats are in rank order; the store listens on the agent of seat 0.
+
+    With `apart`, an agent that does not lead knows its own seat only: count with `nodes` and `world_size`.
 
     An OPEN world is the generation that is being left; `planned` means that workers finish their step and save first,
     and `leaving` names the agents that go.
@@ -182,22 +198,34 @@ class World:
     outcome: Outcome | None = None
     exit_code: int = 0
     text: str = ""
+    digest: str = ""
+    """Of all its seats, taken when it was formed: a reader may know only its own. "": of the seats that are here."""
+    apart: Apart | None = None
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes."""
+        return self.apart.nodes if self.apart else len(self.seats)
 
     @property
     def world_size(self) -> int:
         """Number of workers."""
-        return sum(seat.slots for seat in self.seats)
+        return self.apart.workers if self.apart else sum(seat.slots for seat in self.seats)
 
     @property
     def token(self) -> str:
         """What fences: the generation's number, and a digest of its members. A store that lost its data may let a
         number be given twice, but not to other members unnoticed."""
-        agents = "\n".join(seat.agent for seat in self.seats)
-        return f"{self.generation}.{zlib.crc32(agents.encode()):08x}"
+        return f"{self.generation}.{self.digest or digest_of(self.seats)}"
 
     def seat_of(self, agent: str) -> Seat | None:
         """The agent's seat, or None where it has none."""
         return next((seat for seat in self.seats if seat.agent == agent), None)
+
+
+def digest_of(seats: Sequence[Seat]) -> str:
+    """A short digest of who is in a world, in its order."""
+    return f"{zlib.crc32(chr(10).join(seat.agent for seat in seats).encode()):08x}"
 
 
 def natural_key(text: str) -> tuple[Any, ...]:
@@ -212,12 +240,13 @@ def seating_key(member: Member) -> tuple[Any, ...]:
 
 def member_to_json(member: Member) -> str:
     """The text of a member key."""
-    return _dump(dataclasses.asdict(member))
+    return _dump(vars(member))
 
 
 def world_to_json(world: World) -> str:
-    """The text of the world key; `world_size` is there for people and status tools."""
-    return _dump(dataclasses.asdict(world) | {"world_size": world.world_size})
+    """The text of the world key; `world_size` is there for people and status tools. Seats kept apart are left out."""
+    seats = () if world.apart else world.seats
+    return _dump(vars(world) | {"seats": seats, "world_size": world.world_size})
 
 
 def member_from_json(text: str) -> Member:
@@ -258,6 +287,7 @@ def world_from_json(text: str) -> World:
             barred=tuple(_make(Barred, item) for item in raw.get("barred", ())),
             left_out=tuple(_make(LeftOut, item) for item in raw.get("left_out", ())),
             leaving=tuple(raw.get("leaving", ())),
+            apart=_apart(raw["apart"]) if raw.get("apart") else None,
         )
 
 
@@ -269,13 +299,17 @@ def _failure(raw: Mapping[str, Any]) -> Failure:
     return _make(Failure, raw, bucket=Bucket(raw.get("bucket", Bucket.EXIT)))
 
 
+def _apart(raw: Mapping[str, Any]) -> Apart:
+    return _make(Apart, raw, moves=tuple((int(a), int(b), int(c)) for a, b, c in raw.get("moves", ())))
+
+
 def _make(cls: type[_Made], raw: Mapping[str, Any], **converted: Any) -> _Made:
-    names = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]  # mypy cannot say: any dataclass
+    names: Mapping[str, Any] = cls.__dataclass_fields__  # type: ignore[attr-defined]  # mypy cannot say: any dataclass
     return cls(**({name: value for name, value in raw.items() if name in names} | converted))
 
 
 def _dump(value: Mapping[str, Any]) -> str:
-    return json.dumps(value, separators=(",", ":"))
+    return json.dumps(value, separators=(",", ":"), default=vars)
 
 
 class _Reading:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from elastic.checkpoint.manager import SaveMeta
+from elastic.checkpoint.policy import Signs
 from elastic.checkpoint.reader import Restored
 from elastic.clock import Clock
 from elastic.config.load import to_plain
@@ -22,6 +24,9 @@ from elastic.plan.order import ORDER_VERSION, Order, OrderKind
 from elastic.plan.progress import epoch_of, global_step_view, scale_by_global_batch
 from elastic.session.step import Step, StepParts
 from elastic.world import World
+
+_LOSSES = 65
+"""As many losses, the last one among them, as its health is judged by when a state is saved."""
 
 
 class Course:
@@ -65,6 +70,7 @@ class Course:
             collate_fn=collate_fn,
         )
         self._step_began_s = clock.monotonic_s()
+        self._losses: deque[float] = deque(maxlen=_LOSSES)
         if world.rank == 0:
             emit(OrderChosen(length=order.length, seed=order.seed, order=order.kind.value, order_version=ORDER_VERSION))
             self._tell_scaling(restored)
@@ -94,6 +100,7 @@ class Course:
         self.iteration = step.iteration
         self.consumed_samples = step.stop
         self.run_digest = chain(self.run_digest, step.totals.digest)
+        self._losses.append(step.totals.loss)
         self._loader.commit()
         self._emit(
             StepCommitted(
@@ -131,6 +138,7 @@ class Course:
             global_step=global_step_view(self.consumed_samples, training.global_batch_size),
             epoch_num=epoch,
             step_num=position // training.global_batch_size,
+            signs=Signs(loss=self._losses[-1] if self._losses else None, earlier_losses=tuple(self._losses)[:-1]),
         )
 
     def _tell_scaling(self, restored: Restored) -> None:

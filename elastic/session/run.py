@@ -119,6 +119,7 @@ class Session:
             committer=committer,
             emit=self._report,
             clock=self._clock,
+            generation=world.generation,
         )
         seed_everything(self.settings.training.seed)
 

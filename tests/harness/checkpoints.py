@@ -31,6 +31,9 @@ class CheckpointSettings:
     load_path: str = ""
     no_load_optim: bool = False
     load_balanced: bool = False
+    keep_every_steps: int = 0
+    checkpoint_path: str = ""
+    load_unhealthy: bool = False
 
 
 class Tied(nn.Module):
@@ -123,7 +126,7 @@ class Bench:
     committer: RecordCommitter = field(default_factory=RecordCommitter)
     events: list[Event] = field(default_factory=list)
 
-    def manager(self, *, group=None, storage=None, job_id="job", **settings: Any) -> CheckpointManager:
+    def manager(self, *, group=None, storage=None, job_id="job", generation=None, **settings: Any) -> CheckpointManager:
         settings.setdefault("save_path", str(self.root))
         enable = settings.get("enable_save", True)
         return CheckpointManager(
@@ -134,6 +137,7 @@ class Bench:
             emit=self.events.append,
             storage=storage or PosixStorage(),
             clock=ManualClock(),
+            generation=generation,
         )
 
     def going_on(self, **settings: Any) -> CheckpointManager:

@@ -88,7 +88,7 @@ def test_the_directory_is_the_seeds(bench):
         "loss_scale": 2.0,
         "global_batch_size": 8,
         "consumed_samples": 80,
-        "ckpt_status": 0,
+        "ckpt_status": None,
     }
     metadata = json.loads((bench.directory(10) / "metadata.json").read_text())
     assert metadata["state_dict_metadata"]["embed.weight"]["global_shape"] == [7, 4]
