@@ -206,6 +206,9 @@ class Stage:
         if what == "record":
             return Answer(granted=True, reason="", value=self.coordinator.commit_record())
         if what == "commit" and value is not None:
+            if self.clock.monotonic_s() > self.coordinator.lease_valid_until_s:
+                # At once: waiting for a store that is away would hold up the training of all.
+                return Answer(granted=False, reason="etcd does not confirm this agent; nothing counts until it does")
             verdict = self.coordinator.commit(value)
             return Answer(granted=verdict.granted, reason=verdict.reason, stale=verdict.stale)
         return Answer(granted=False, reason=f"the agent does not know the request {what!r}; versions differ")

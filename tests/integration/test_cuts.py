@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic.events import Fencing, RoundOpened, StepCommitted, WorldFormed, read_records
+from elastic.events import CheckpointFailed, Fencing, RoundOpened, StepCommitted, WorldFormed, read_records
 from elastic.local.cluster import Cluster
 from tests.harness.netns import Net, etcd_in, require_netns
 from tests.harness.survival import cluster, exact_account
@@ -99,7 +99,7 @@ def test_a_node_cut_off_from_all_stops_its_workers_and_comes_back(tmp_path: Path
 
 
 def test_a_node_cut_off_from_etcd_only_trains_on(tmp_path: Path, net: Net, endpoint: str) -> None:
-    with cluster(tmp_path, endpoint, steps=3000, ELASTIC__RENDEZVOUS__TTL_S="2") as run:
+    with cluster(tmp_path, endpoint, steps=1000, ELASTIC__RENDEZVOUS__TTL_S="2") as run:
         start(run, net, "ab")
         before = run.now()
         net.cut("a", ["etcd"])
@@ -107,9 +107,13 @@ def test_a_node_cut_off_from_etcd_only_trains_on(tmp_path: Path, net: Net, endpo
         assert not net.dropped("a", "b")
         step = run.wait_step(40, world_size=2, since=before)
         # Far longer than its lease: both still train in their generation.
-        reached = step.event.iteration + 200  # type: ignore[attr-defined]
+        refused = run.wait(
+            lambda r: isinstance(r.event, CheckpointFailed), what="a save that does not count", limit_s=60, since=before
+        )
+        assert "etcd" in refused.event.reason  # type: ignore[attr-defined]
+        reached = step.event.iteration + 60  # type: ignore[attr-defined]
         run.wait_step(reached, world_size=2, since=before)
         net.heal()
         assert [run.wait_exit(name, limit_s=180) for name in "ab"] == [0, 0]
-        assert exact_account(run).steps == 3000
+        assert exact_account(run).steps == 1000
         assert generations(run) == {step.generation}
