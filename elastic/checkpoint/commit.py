@@ -19,10 +19,8 @@ from elastic.checkpoint.layout import (
     COMMON,
     MANIFEST,
     METADATA,
-    TRACKER,
     CommonInfo,
     aside_name,
-    build_tracker,
     iteration_dir,
     parse_temp_name,
     temp_name,
@@ -33,6 +31,7 @@ from elastic.checkpoint.seams import Committer, Group
 from elastic.checkpoint.shards import Shard, encode_shard
 from elastic.checkpoint.storage import Storage
 from elastic.checkpoint.survey import VISIBLE_POLL_S, VISIBLE_WITHIN_S, judge
+from elastic.checkpoint.tracker import follow
 from elastic.clock import SYSTEM_CLOCK, Clock
 from elastic.errors import Fenced
 from elastic.failpoint import failpoint
@@ -113,7 +112,7 @@ def _finish(
         return dataclasses.asdict(_failed(f"not committed: {verdict.reason}", stale=verdict.stale))
     failpoint("checkpoint.7")
     # 8. The tracker follows, for readers that know no record. Behind, it misleads nobody: the next save repairs it.
-    late = _attempt(lambda: storage.replace(os.path.join(root, TRACKER), build_tracker(draft.iteration)))["fault"]
+    late = _attempt(lambda: follow(root, manifest, storage=storage))["fault"]
     failpoint("checkpoint.8")
     total_bytes = len(data) + sum(facts.size_bytes for facts in files.values())
     reason = verdict.reason if late is None else f"{verdict.reason}; the tracker could not follow: {late}"

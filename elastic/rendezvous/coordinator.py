@@ -12,10 +12,10 @@ from collections.abc import Callable, Collection
 
 from elastic.clock import SYSTEM_CLOCK, Clock
 from elastic.errors import ElasticError, Fenced, Preempted, StoreError, StoreUnavailable
-from elastic.events import Emit, Outcome
+from elastic.events import Emit
 from elastic.rendezvous.commits import Commits
 from elastic.rendezvous.election import Election
-from elastic.rendezvous.ending import ending_of, missed_generation
+from elastic.rendezvous.ending import ending_of, missed_generation, unheard_end
 from elastic.rendezvous.errors import JobClosed
 from elastic.rendezvous.hosting import Hosting
 from elastic.rendezvous.keys import Keys
@@ -47,6 +47,7 @@ from elastic.rendezvous.naming import NodeName
 from elastic.rendezvous.options import RendezvousOptions
 from elastic.rendezvous.patience import Patience
 from elastic.rendezvous.probe import ProbeListener
+from elastic.rendezvous.reaching import Reaching
 from elastic.rendezvous.registration import Registration
 from elastic.rendezvous.world_watch import WorldWatch
 
@@ -96,10 +97,10 @@ class Coordinator:
             store, keys=self._keys, agent=identity.agent, limit_s=2.0 * options.ttl_s + _LOST_S, clock=clock
         )
         self._watch = WorldWatch(store, keys=self._keys, agent=identity.agent, on_change=self._world_changed)
-        self._name = NodeName(store, keys=self._keys, node=identity.node, agent=identity.agent)
-        self._generation = 0
+        self._name = NodeName(store, keys=self._keys, node=identity.node, agent=identity.agent, on_taken=on_change)
+        self._reaching = Reaching(member=lambda: self._registration.member, report=self.report_unreachable, clock=clock)
+        self._generation = self._seen_closed = 0
         self._joined: World | None = None
-        self._seen_closed = 0
         self._asked_s = 0.0
 
     @property
@@ -243,11 +244,7 @@ class Coordinator:
     def wait_closed(self, timeout_s: float | None = None) -> JobClosed:
         """How the job ended, after `done`. Without news for `timeout_s` it succeeded: the final state is durable."""
         self._watch.wait(lambda: self._closed() is not None, timeout_s=timeout_s)
-        heard = self._closed()
-        reason = f"done here; the end of the job was not heard of within {timeout_s} s"
-        return heard or JobClosed(outcome=Outcome.SUCCEEDED, exit_code=0, reason=reason)
-
-    # -- below: parts of the above
+        return self._closed() or unheard_end(timeout_s)
 
     def _connect(self) -> None:
         deadline_s = self._clock.monotonic_s() + self.options.connect_timeout_s
@@ -280,6 +277,7 @@ class Coordinator:
                 raise Preempted("asked to leave while waiting for a generation")
             if (running := self._watch.world) is not None and running.phase is Phase.FORMED:
                 deadline_s = now_s + limit_s
+                self._reaching.try_again(running)
             if now_s >= deadline_s:
                 raise self._timed_out(limit_s)
             if patience.is_due(now_s):
@@ -335,8 +333,6 @@ class Coordinator:
     def _registered(self, after: Entry | None) -> None:
         if self.identity.named:
             self._name.claim(self.lease)
-            if self._name.taken:
-                self._on_change()
         self._leader.reconsider()
         self._election.stand(after=after)
 
