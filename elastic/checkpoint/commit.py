@@ -19,10 +19,8 @@ from elastic.checkpoint.layout import (
     COMMON,
     MANIFEST,
     METADATA,
-    TRACKER,
     CommonInfo,
     aside_name,
-    build_tracker,
     iteration_dir,
     parse_temp_name,
     temp_name,
@@ -33,6 +31,7 @@ from elastic.checkpoint.seams import Committer, Group
 from elastic.checkpoint.shards import Shard, encode_shard
 from elastic.checkpoint.storage import Storage
 from elastic.checkpoint.survey import VISIBLE_POLL_S, VISIBLE_WITHIN_S, judge
+from elastic.checkpoint.tracker import follow
 from elastic.clock import SYSTEM_CLOCK, Clock
 from elastic.errors import Fenced
 from elastic.failpoint import failpoint
@@ -117,8 +116,7 @@ def _finish(
     # 8. The tracker follows, for readers that know no record. Behind, it misleads nobody: the next save repairs it. A
     # process that was paused since point 7 leaves it alone: others may have gone on.
     fenced = committer.fence()
-    tracker = os.path.join(root, TRACKER)
-    late = fenced or _attempt(lambda: storage.replace(tracker, build_tracker(draft.iteration)))["fault"]
+    late = fenced or _attempt(lambda: follow(root, manifest, storage=storage))["fault"]
     failpoint("checkpoint.8")
     total_bytes = len(data) + sum(facts.size_bytes for facts in files.values())
     reason = verdict.reason if late is None else f"{verdict.reason}; the tracker could not follow: {late}"

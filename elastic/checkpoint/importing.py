@@ -9,8 +9,10 @@ from dataclasses import dataclass
 import torch
 
 from elastic.checkpoint.commit import save_iteration
+from elastic.checkpoint.inspection import locate
 from elastic.checkpoint.layout import CommitRecord, CommonInfo
 from elastic.checkpoint.manifest import Manifest
+from elastic.checkpoint.mindspore import convert_iteration
 from elastic.checkpoint.minimind import Given, Position, convert, weights_of
 from elastic.checkpoint.seams import AloneGroup, CommitVerdict
 from elastic.checkpoint.shards import own_shards
@@ -66,6 +68,25 @@ def import_minimind(
         consumed_samples=position.consumed_samples,
         notes=converted.notes,
         next_step=f"checkpoint.load_path={root} in a job that tracks {tracked}",
+    )
+
+
+def import_seed(path: str, root: str, *, dtype: str, storage: Storage, nonce: Callable[[], str]) -> Imported:
+    """Import an iteration of MindSpore Transformers with its moments and position.
+
+    Raises:
+        UsageError, CheckpointDamaged, CheckpointError: as `import_minimind`.
+    """
+    _refuse_used(root, storage)
+    directory = locate(path, storage=storage)
+    captured, position, notes = convert_iteration(directory, dtype=DTYPES[dtype], storage=storage)
+    _write(captured, position, root, world_size=1, storage=storage, nonce=nonce)
+    return Imported(
+        root=root,
+        iteration=position.iteration,
+        consumed_samples=position.consumed_samples,
+        notes=notes,
+        next_step=f"checkpoint.load_path={root} in a job that tracks model, optimizer",
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from elastic.checkpoint.checksums import fault_of
 from elastic.checkpoint.header import TensorEntry, read_header
 from elastic.checkpoint.huggingface import INDEX, is_huggingface, parse_index
 from elastic.checkpoint.layout import (
@@ -19,7 +20,7 @@ from elastic.checkpoint.layout import (
     CommonInfo,
     parse_shard_name,
 )
-from elastic.checkpoint.manifest import Manifest
+from elastic.checkpoint.manifest import FileFacts, Manifest
 from elastic.checkpoint.metadata import parse_metadata
 from elastic.checkpoint.policy import Found, candidates
 from elastic.checkpoint.storage import Storage
@@ -29,8 +30,8 @@ from elastic.errors import CheckpointDamaged, NothingToRestore
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One iteration of a root. `state`: next (a restart without a commit record takes it), whole, foreign, damaged or
-    aside."""
+    """One iteration of a root. `state`: next (a restart without a commit record takes it), whole, foreign, damaged,
+    aside or unhealthy."""
 
     place: str
     iteration: int
@@ -174,17 +175,20 @@ def _verify_iteration(directory: str, storage: Storage) -> Iterator[FileVerdict]
         return
     yield FileVerdict(place=place, name=MANIFEST, problem=_name_problem(place, manifest))
     for name, facts in sorted(manifest.files.items()):
-        try:
-            found = storage.facts(os.path.join(directory, name))
-        except OSError as error:
-            yield FileVerdict(place=place, name=name, problem=f"cannot be read: {error.strerror or error}")
-            continue
-        problem = None
+        yield FileVerdict(place=place, name=name, problem=_file_problem(os.path.join(directory, name), facts, storage))
+
+
+def _file_problem(path: str, facts: FileFacts, storage: Storage) -> str | None:
+    try:
+        found = storage.facts(path)
+        if found == facts:
+            return None
         if found.size_bytes != facts.size_bytes:
-            problem = f"has {found.size_bytes} bytes, expected {facts.size_bytes}"
-        elif found.crc32 != facts.crc32:
-            problem = f"its checksum is {found.crc32:08x}, expected {facts.crc32:08x}"
-        yield FileVerdict(place=place, name=name, problem=problem)
+            return f"has {found.size_bytes} bytes, expected {facts.size_bytes}"
+        # Only a damaged file is held in memory, to find where the damage lies.
+        return fault_of(storage.read(path), facts, name="it") or "it changed while it was read"
+    except OSError as error:
+        return f"cannot be read: {error.strerror or error}"
 
 
 def _name_problem(place: str, manifest: Manifest) -> str | None:
@@ -236,6 +240,8 @@ def _row(root: str, found: Found, best: bool, storage: Storage) -> Row:
         state = "damaged"
     elif found.aside:
         state = "aside"
+    elif found.unhealthy:
+        state = "unhealthy"
     return Row(
         place=found.place,
         iteration=found.iteration,

@@ -313,8 +313,6 @@ def _common(meta: SaveMeta, tracked: Mapping[str, Any], health: Health | None) -
 
 
 def _check(settings: Settings, identity: RootIdentity | None) -> None:
-    if settings.load_balanced:
-        raise UsageError("checkpoint.load_balanced: True is not there yet: set it to False")
     if settings.save_max < 1:
         raise UsageError(f"checkpoint.save_max is {settings.save_max}: keep at least 1 iteration")
     if settings.save_interleaved_steps < 1:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from elastic.checkpoint.keeping import read_back
-from elastic.checkpoint.layout import MANIFEST, MAX_JSON_BYTES, is_trash, iteration_dir, trash_name
+from elastic.checkpoint.layout import MANIFEST, MAX_JSON_BYTES, is_trash, iteration_dir, parse_iteration_dir, trash_name
 from elastic.checkpoint.manifest import Manifest
 from elastic.checkpoint.policy import Found, candidates, retention
 from elastic.checkpoint.storage import Storage
@@ -45,8 +45,10 @@ def plan_pruning(root: str, *, keep: int, storage: Storage) -> Pruning:
     protected = {tracked, good.iteration, *_milestones(root, tracked, ours.values(), storage)}
     chosen = retention(seen.found, save_max=keep, committed=tracked, lineage=lineage, protected=protected)
     places = [each.place for each in chosen.delete]
-    trash = [name for name in storage.names(root) if is_trash(name)]
-    stays = tuple(each.place for each in seen.found if each.place not in places)
+    # A process that slept may have moved there what has been committed since: only what is older for certain goes.
+    oldest_safe = min(tracked, good.iteration)
+    trash = [name for name in storage.names(root) if is_trash(name) and _is_older(name, oldest_safe)]
+    stays = tuple(each.place for each in seen.found if each.place not in (*places, *trash))
     reason = f"{seen.tracker.reason}; {good.place} was read back whole; keeping {keep}"
     return Pruning(delete=(*places, *trash), keep=stays, reason=reason)
 
@@ -62,6 +64,11 @@ def prune(root: str, plan: Pruning, *, storage: Storage, nonce: Callable[[], str
         if not is_trash(place):
             storage.publish(os.path.join(root, place), gone)
         storage.remove_tree(gone)
+
+
+def _is_older(trash: str, oldest_safe: int) -> bool:
+    iteration = parse_iteration_dir(trash.split("-")[1])
+    return iteration is not None and iteration < oldest_safe
 
 
 def _whole(root: str, found: Found, storage: Storage) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 from elastic import events
 from elastic.checkpoint.adopting import publish_prepared
+from elastic.checkpoint.balanced import read_together
 from elastic.checkpoint.foreign import read_foreign
 from elastic.checkpoint.layout import TRACKER, CommitRecord, build_tracker
 from elastic.checkpoint.manifest import Manifest
@@ -154,9 +155,10 @@ class Reader:
         apply, restored = None, None
         vote: dict[str, str] = {}
         manifest = None
+        self._await_visible(attempt)
+        source = self._source(attempt, plan)
         try:
-            self._await_visible(attempt)
-            captured, manifest = self._read(attempt, plan)
+            captured, manifest = self._read(attempt, plan, source)
             apply = prepare(captured, tracked, weights_only=plan.weights_only)
             restored = self._restored(attempt, plan, manifest)
         except CheckpointDamaged as error:
@@ -227,7 +229,24 @@ class Reader:
                 return
             self._clock.sleep(VISIBLE_POLL_S)
 
-    def _read(self, attempt: Attempt, plan: Plan) -> tuple[Captured, Manifest | None]:
+    def _source(self, attempt: Attempt, plan: Plan) -> Storage:
+        """What to read from: with load_balanced, what all ranks have read together."""
+        if not self._settings.load_balanced or self._group.size == 1 or attempt.manifest_digest is None:
+            return self._storage
+        try:
+            digest = attempt.manifest_digest
+            manifest = read_manifest(attempt.directory, storage=self._storage, manifest_digest=digest)
+        except CheckpointDamaged:
+            manifest = None  # told by whoever reads it again
+        known = self._group.gather(manifest is not None)
+        if not self._group.broadcast(None if known is None else all(known)) or manifest is None:
+            return self._storage
+        weights_only = plan.weights_only
+        return read_together(
+            attempt.directory, manifest, storage=self._storage, group=self._group, weights_only=weights_only
+        )
+
+    def _read(self, attempt: Attempt, plan: Plan, source: Storage) -> tuple[Captured, Manifest | None]:
         if attempt.manifest_digest is None:
             if not plan.weights_only:
                 raise CheckpointError(
@@ -240,7 +259,7 @@ class Reader:
                 "it was saved with no_save_optim and holds weights only, so training cannot be continued from it. "
                 "Set checkpoint.load_path to it, no_load_optim: True and another save_path to start from its weights."
             )
-        captured = read_iteration(attempt.directory, manifest, storage=self._storage, weights_only=plan.weights_only)
+        captured = read_iteration(attempt.directory, manifest, storage=source, weights_only=plan.weights_only)
         return captured, manifest
 
     def _restored(self, attempt: Attempt, plan: Plan, manifest: Manifest | None) -> Restored:

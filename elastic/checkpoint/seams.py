@@ -5,10 +5,13 @@ from __future__ import annotations
 import fcntl
 import os
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from elastic.checkpoint.layout import LOCK, CommitRecord
 from elastic.errors import UsageError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Settings(Protocol):
@@ -55,6 +58,10 @@ class Group(Protocol):
         """Rank 0's value, everywhere; what others pass is ignored. Raises PeerLost."""
         ...
 
+    def sum_(self, tensor: Tensor) -> None:
+        """Add up a contiguous tensor over all ranks, in place. Raises PeerLost."""
+        ...
+
 
 class AloneGroup:
     """A world of one."""
@@ -67,6 +74,9 @@ class AloneGroup:
 
     def broadcast(self, value: Any) -> Any:
         return value
+
+    def sum_(self, tensor: Tensor) -> None:
+        """The sum over one rank is the tensor itself."""
 
 
 @dataclass(frozen=True, kw_only=True)

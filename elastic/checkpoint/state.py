@@ -148,7 +148,7 @@ def _refresh_masters(parts: _Sorted) -> None:
 def _apply_others(module: nn.Module, prefix: str, others: Mapping[str, Any]) -> None:
     """Give each submodule its extra state back, through the one door that it has."""
     state = module.state_dict(keep_vars=True)
-    clean = modules.clean_names(state)
+    clean = modules.entry_names(module, state)
     for name in state:
         if (value := others.get(prefix + clean[name])) is not None:
             owner = name.rpartition(".")[0]

@@ -40,6 +40,10 @@ class Storage(Protocol):
         """All bytes of a file."""
         ...
 
+    def read_part(self, path: str, start: int, stop: int) -> bytes:
+        """The bytes from `start` up to `stop` of a file; fewer where it is shorter."""
+        ...
+
     def facts(self, path: str) -> FileFacts:
         """Length and checksum of a file as it is now, without holding it in memory."""
         ...
@@ -87,6 +91,11 @@ class PosixStorage:
     def read(self, path: str) -> bytes:
         with open(path, "rb") as file:
             return file.read()
+
+    def read_part(self, path: str, start: int, stop: int) -> bytes:
+        with open(path, "rb") as file:
+            file.seek(start)
+            return file.read(stop - start)
 
     def facts(self, path: str) -> FileFacts:
         size_bytes = crc32 = 0

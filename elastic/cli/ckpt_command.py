@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import secrets
 from collections.abc import Sequence
 from typing import Any
@@ -39,7 +40,9 @@ def register(commands: Any) -> None:
     pruned = action("prune", prune, "delete old iterations, never what may be committed or the last good one", root)
     pruned.add_argument("--keep", type=_positive, required=True, metavar="N", help="how many iterations stay")
     pruned.add_argument("--yes", action="store_true", help="delete; without it, only tell")
-    brought = action("import", bring, "a MiniMind resume file into a new directory", ("file", "*_resume.pth"))
+    brought = action(
+        "import", bring, "a MiniMind or MindSpore Transformers checkpoint", ("file", "*_resume.pth, or a directory")
+    )
     brought.add_argument("root", help="a new directory, to be a load_path")
     for name, told in (
         ("--batch-size", "samples of a micro-batch of one rank (--batch_size of the run)"),
@@ -148,25 +151,29 @@ def prune(args: argparse.Namespace, rest: Sequence[str]) -> ExitCode:
 
 
 def bring(args: argparse.Namespace, rest: Sequence[str]) -> ExitCode:
-    """Import a torch file and say what was assumed and lost."""
+    """Import a torch file, or a directory in the seed's layout, and say what was assumed and lost."""
+    directory = os.path.isdir(args.file)
     lacking = [name for name in ("batch_size", "accumulation_steps", "dataset_length") if getattr(args, name) is None]
-    if lacking and not args.weights_only:
+    if lacking and not args.weights_only and not directory:
         wanted = ", ".join(f"--{name.replace('_', '-')}" for name in lacking)
         raise UsageError(f"the file does not say where in the data the run stood: give {wanted}, or --weights-only")
-    from elastic.checkpoint.importing import import_minimind, import_weights
+    from elastic.checkpoint.importing import import_minimind, import_seed, import_weights
     from elastic.checkpoint.minimind import Given
 
-    options: dict[str, Any] = {"dtype": args.dtype, "accept_infinite": args.accept_infinite}
-    options |= {"storage": _storage(rest), "nonce": _nonce}
-    if args.weights_only:
-        done = import_weights(args.file, args.root, **options)
+    options: dict[str, Any] = {"dtype": args.dtype, "storage": _storage(rest), "nonce": _nonce}
+    if directory and args.weights_only:
+        raise UsageError(f"{args.file} needs no import for its weights: load_path to it, no_load_optim: True")
+    if directory:
+        done = import_seed(args.file, args.root, **options)
+    elif args.weights_only:
+        done = import_weights(args.file, args.root, accept_infinite=args.accept_infinite, **options)
     else:
         given = Given(
             batch_size=args.batch_size,
             accumulation_steps=args.accumulation_steps,
             dataset_length=args.dataset_length,
         )
-        done = import_minimind(args.file, args.root, given, **options)
+        done = import_minimind(args.file, args.root, given, accept_infinite=args.accept_infinite, **options)
     if args.json:
         return _as_json(dataclasses.asdict(done))
     for note in done.notes:

@@ -47,11 +47,6 @@ def _training(settings: Settings) -> Iterator[Conflict]:
 
 def _checkpoint(settings: Settings) -> Iterator[Conflict]:
     checkpoint = settings.checkpoint
-    if checkpoint.load_balanced:
-        yield Conflict(
-            keys=("checkpoint.load_balanced",),
-            what="checkpoint.load_balanced is not available yet; set it to false (the result is the same)",
-        )
     if checkpoint.enable_save and not checkpoint.save_path.strip():
         yield Conflict(
             keys=("checkpoint.save_path", "checkpoint.enable_save"),

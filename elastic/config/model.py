@@ -146,7 +146,7 @@ class CheckpointSettings:
         default=False, metadata=_about("the first start loads weights only and begins at sample 0")
     )
     load_balanced: bool = field(
-        default=False, metadata=_about("spread the reading of shards over the ranks; not available yet")
+        default=False, metadata=_about("each byte is read by one worker and sent to the others: less is read in all")
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import errno
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -53,6 +54,8 @@ class Verdict:
 
 
 _BLAMELESS = {ExitCode.DONE, ExitCode.PEER_LOST, ExitCode.REGROUP, ExitCode.PREEMPTED}
+
+_NODE_ERRORS = (errno.EIO, errno.ENOSPC, errno.EROFS, errno.EDQUOT)
 
 
 def judge(exits: Sequence[WorkerExit], *, step: int, committed_steps: int, killed: frozenset[int]) -> Verdict:
@@ -114,7 +117,14 @@ def _report(end: WorkerExit, *, step: int, committed_steps: int) -> FailureRepor
         text=told.text if told else describe(end),
         exit_code=end.meant,
         committed_steps=committed_steps,
+        node_local=told is not None and _blames_the_node(told.text),
     )
+
+
+def _blames_the_node(text: str) -> bool:
+    """Whether a traceback ends with a disk that is full, broken or read-only: another node may do better."""
+    last_line = text.strip().rpartition("\n")[2]
+    return any(f"[Errno {number}]" in last_line for number in _NODE_ERRORS)
 
 
 def _signal_name(number: int) -> str:

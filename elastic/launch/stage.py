@@ -19,6 +19,7 @@ from elastic.checkpoint.survey import highest_generation
 from elastic.clock import Clock
 from elastic.config.model import Settings
 from elastic.events import AgentStarted, EventFile, WorldFormed
+from elastic.launch.interface import interface_of
 from elastic.launch.observer import Observer
 from elastic.launch.processes import WakePipe
 from elastic.launch.server import Callbacks, WorkerServer
@@ -38,6 +39,7 @@ from elastic.world import AGENT_SOCKET, EVENTS_PATH, JOB_ID, LEASE_PAGE, NODE
 
 logger = logging.getLogger(__name__)
 
+GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 HEAR_OUT_S = 2.0
 """How long to wait for the last words of workers that have ended; they are there already, and are only to be read."""
 
@@ -113,7 +115,9 @@ class Stage:
             UsageError: the exporter's address cannot be used.
         """
         take_signals(self.signals.handle)
-        self.signals.install(os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT"))
+        # SIGUSR1 too, with which batch systems announce the end: unhandled it would kill the agent on the spot.
+        asked = os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT")
+        self.signals.install(f"{asked},SIGUSR1")
         self._stack.callback(self.wake.close)
         self._stack.callback(self.observer.close)
         self._stack.callback(self._restore_environ)
@@ -140,6 +144,7 @@ class Stage:
                 EVENTS_PATH: str(self._events_path),
                 AGENT_PID: str(os.getpid()),
                 LEASE_PAGE: str(self._page.path),
+                **self._interface(),
             }
         )
         self._stack.callback(self.coordinator.stop)
@@ -204,6 +209,9 @@ class Stage:
         if what == "record":
             return Answer(granted=True, reason="", value=self.coordinator.commit_record())
         if what == "commit" and value is not None:
+            if self.clock.monotonic_s() > self.coordinator.lease_valid_until_s:
+                # At once: waiting for a store that is away would hold up the training of all.
+                return Answer(granted=False, reason="etcd does not confirm this agent; nothing counts until it does")
             verdict = self.coordinator.commit(value)
             return Answer(granted=verdict.granted, reason=verdict.reason, stale=verdict.stale)
         return Answer(granted=False, reason=f"the agent does not know the request {what!r}; versions differ")
@@ -217,6 +225,11 @@ class Stage:
         self._stack.callback(exporter.stop)
         logger.info("metrics at http://%s/metrics", address)
         return address
+
+    def _interface(self) -> dict[str, str]:
+        """Where the workers' gloo shall bind, unless somebody said so already."""
+        name = interface_of(self.coordinator.identity.address)
+        return {} if name is None or os.environ.get(GLOO_INTERFACE) else {GLOO_INTERFACE: name}
 
     def _restore_environ(self) -> None:
         for name, value in self._outer.items():

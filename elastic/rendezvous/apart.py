@@ -29,7 +29,7 @@ _FIELDS = tuple(field.name for field in dataclasses.fields(Seat))
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """The seats of a generation whose agents' ids fall into one part, in rank order."""
+    """The seats of a generation whose agents' ids fall into one part, in rank order; or one agent's own, if any."""
 
     generation: int
     seats: tuple[Seat, ...]
@@ -88,11 +88,11 @@ def put_together(world: World, *, parts: Mapping[int, str]) -> World | None:
 
 
 def moved(part: Part, *, to: Apart) -> Part | None:
-    """A part of the generation before as it is in this one; None where that cannot be told without reading."""
+    """An agent's own seat as it is in this generation; None where that cannot be told without reading."""
     if to.generation == part.generation:
         return part
-    if to.since != part.generation or not to.since:
-        return None
+    if to.since != part.generation or not part.seats:
+        return None  # The moves speak of those who had a seat.
     seats = tuple(seat for seat in (_moved(seat, to.moves) for seat in part.seats) if seat is not None)
     return Part(generation=to.generation, seats=seats)
 

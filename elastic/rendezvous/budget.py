@@ -59,6 +59,7 @@ def judge(
     bucket_limit: int = 10,
     whole: bool = False,
     barred: Sequence[Barred] = (),
+    needed: bool = False,
 ) -> Judgement:
     """Judge the reports that ended `generation`, after the failures of earlier ones.
 
@@ -67,10 +68,11 @@ def judge(
         whole: every member of that generation is back, none is gone, left, late or cut off. Only then does a lost peer
             or a group that did not form count: else that is explained.
         barred: agents left out before; a failure that goes on without its agent is the job's.
+        needed: min nodes are not met without the agent that failed alone, so it is tried again like any other.
     """
     own = [one for one in reports if _bucket(one.report) in _OWN]
     for one in own:
-        if one.report.exit_code in _FINAL and not one.report.node_local:
+        if one.report.exit_code in _FINAL and (needed or not one.report.node_local):
             code = one.report.exit_code
             reason = f"worker {one.report.rank} ended with exit code {code}: starting it again cannot help"
             return Judgement(history=history, exit_code=code, reason=reason, text=one.report.text)
@@ -81,13 +83,17 @@ def judge(
     if own and (moved := next((entry for entry in barred if entry.signature == root.report.signature), None)):
         reason = f"{root.report.signature} on {root.node}, as before on {moved.node}, which was left out: no node's own"
         return Judgement(history=history, exit_code=moved.exit_code, reason=reason, text=root.report.text)
-    judgement = _weigh(history, root=root, no_progress_limit=no_progress_limit, bucket_limit=bucket_limit)
+    judgement = _weigh(
+        history, root=root, needed=needed, no_progress_limit=no_progress_limit, bucket_limit=bucket_limit
+    )
     if judgement.exit_code is None or not own:
         return judgement
     return _blame(judgement, own=own)
 
 
-def _weigh(history: tuple[Failure, ...], *, root: Reported, no_progress_limit: int, bucket_limit: int) -> Judgement:
+def _weigh(
+    history: tuple[Failure, ...], *, root: Reported, needed: bool, no_progress_limit: int, bucket_limit: int
+) -> Judgement:
     report, bucket = root.report, _bucket(root.report)
 
     def over(exit_code: int, reason: str) -> Judgement:
@@ -95,7 +101,7 @@ def _weigh(history: tuple[Failure, ...], *, root: Reported, no_progress_limit: i
 
     step = max(failure.step for failure in history)
     if bucket in _OWN:
-        if report.node_local and report.exit_code is not None:
+        if report.node_local and not needed and report.exit_code is not None:
             return over(report.exit_code, f"worker {report.rank} ended with exit code {report.exit_code}")
         twice = _generations(failure for failure in history if failure.signature == report.signature)
         if len(twice) >= 2 and not any(failure.committed_steps for failure in history):

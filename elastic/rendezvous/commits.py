@@ -10,7 +10,7 @@ from elastic.errors import StoreError
 from elastic.failpoint import failpoint
 from elastic.rendezvous.fences import commit_fence
 from elastic.rendezvous.keys import Keys
-from elastic.rendezvous.kv import KeyValueStore, Put, modified_at
+from elastic.rendezvous.kv import KeyValueStore, Put
 from elastic.rendezvous.membership import CommitVerdict
 from elastic.rendezvous.model import World
 
@@ -52,9 +52,8 @@ class Commits:
                 self._clock.sleep(_RETRY_S)
 
     def _put(self, value: str, *, world: World, revision: int) -> bool:
-        fence = commit_fence(self._keys, agent=self._agent, token=world.token)
-        conditions = [*fence, modified_at(self._keys.commit, revision)]
-        return self._store.transact(conditions, ops=[Put(self._keys.commit, value)]).succeeded
+        fence = commit_fence(self._keys, agent=self._agent, token=world.token, revision=revision)
+        return self._store.transact(fence, ops=[Put(self._keys.commit, value)]).succeeded
 
     def read(self) -> str | None:
         """The last record, None before the first. Raises StoreUnavailable."""

@@ -12,11 +12,11 @@ from collections.abc import Callable, Collection
 
 from elastic.clock import SYSTEM_CLOCK, Clock
 from elastic.errors import ElasticError, Fenced, Preempted, StoreError, StoreUnavailable
-from elastic.events import Emit, Outcome
+from elastic.events import Emit
 from elastic.lease import LeasePage
 from elastic.rendezvous.commits import Commits
 from elastic.rendezvous.election import Election
-from elastic.rendezvous.ending import ending_of, missed_generation
+from elastic.rendezvous.ending import ending_of, missed_generation, unheard_end
 from elastic.rendezvous.errors import JobClosed
 from elastic.rendezvous.hosting import Hosting
 from elastic.rendezvous.keys import Keys
@@ -31,15 +31,16 @@ from elastic.rendezvous.membership import (
     Regroup,
     StoreHost,
     first_member,
+    membership_in,
     regroup_of,
-    seat_after,
-    too_few,
+    too_few_came,
 )
 from elastic.rendezvous.model import (
     FailureReport,
     Member,
     MemberState,
     Phase,
+    Seat,
     World,
     member_from_json,
 )
@@ -47,6 +48,7 @@ from elastic.rendezvous.naming import NodeName
 from elastic.rendezvous.options import RendezvousOptions
 from elastic.rendezvous.patience import Patience
 from elastic.rendezvous.probe import ProbeListener
+from elastic.rendezvous.reaching import Reaching
 from elastic.rendezvous.registration import Keeper, Registration
 from elastic.rendezvous.world_watch import WorldWatch
 
@@ -96,9 +98,11 @@ class Coordinator:
         self._commits = Commits(store, keys=self._keys, agent=identity.agent, clock=clock)
         self._lost_world = LostWorld(store, keys=self._keys, agent=identity.agent, ttl_s=options.ttl_s, clock=clock)
         self._watch = WorldWatch(store, keys=self._keys, agent=identity.agent, on_change=self._world_changed)
-        self._name = NodeName(store, keys=self._keys, node=identity.node, agent=identity.agent)
-        self._generation, self._seen_closed, self._asked_s = 0, 0, 0.0
+        self._name = NodeName(store, keys=self._keys, node=identity.node, agent=identity.agent, on_taken=on_change)
+        self._reaching = Reaching(member=lambda: self._registration.member, report=self.report_unreachable, clock=clock)
+        self._generation = self._seen_closed = 0
         self._joined: World | None = None
+        self._asked_s = 0.0
 
     @property
     def generation(self) -> int:
@@ -241,9 +245,7 @@ class Coordinator:
     def wait_closed(self, timeout_s: float | None = None) -> JobClosed:
         """How the job ended, after `done`. Without news for `timeout_s` it succeeded: the final state is durable."""
         self._watch.wait(lambda: self._closed() is not None, timeout_s=timeout_s)
-        heard = self._closed()
-        reason = f"done here; the end of the job was not heard of within {timeout_s} s"
-        return heard or JobClosed(outcome=Outcome.SUCCEEDED, exit_code=0, reason=reason)
+        return self._closed() or unheard_end(timeout_s)
 
     def _connect(self) -> None:
         deadline_s = self._clock.monotonic_s() + self.options.connect_timeout_s
@@ -276,6 +278,7 @@ class Coordinator:
                 raise Preempted("asked to leave while waiting for a generation")
             if (running := self._watch.world) is not None and running.phase is Phase.FORMED:
                 deadline_s = now_s + limit_s
+                self._reaching.try_again(running)
             if now_s >= deadline_s:
                 raise self._timed_out(limit_s)
             if patience.is_due(now_s):
@@ -288,8 +291,8 @@ class Coordinator:
         return max(self.options.min_nodes, world.nodes if world else 0)
 
     def _settled(self) -> bool:
-        seated = seat_after(self._watch.world, agent=self.identity.agent, generation=self._generation)
-        return seated is not None or self._watch.looks_apart or self._closed() is not None
+        seated = self._seat_of(self._watch.world) is not None
+        return seated or self._watch.looks_apart or self._closed() is not None
 
     def _seated(self) -> World | None:
         """The world that this agent waits for, if it is there. Raises JobClosed, Fenced."""
@@ -300,7 +303,12 @@ class Coordinator:
         if (closed := self._closed()) is not None:
             raise closed
         world = self._watch.world
-        return world if seat_after(world, agent=self.identity.agent, generation=self._generation) else None
+        return world if self._seat_of(world) is not None else None
+
+    def _seat_of(self, world: World | None) -> Seat | None:
+        if world is None or world.phase is not Phase.FORMED or world.generation <= self._generation:
+            return None
+        return world.seat_of(self.identity.agent)
 
     def _enter(self, world: World) -> Membership:
         seat = world.seat_of(self.identity.agent)
@@ -308,16 +316,9 @@ class Coordinator:
         self._generation, self._joined = world.generation, world
         self._lost_world.remember(world)
         self._registration.note(last_generation=world.generation, report=None, unreachable=())
-        return Membership(
-            generation=world.generation,
-            world=world,
-            seat=seat,
-            store_address=world.store_address,
-            store_port=world.store_port,
-            seconds=self._clock.monotonic_s() - self._asked_s,
-            store=self._hosting.enter(first=seat.group_rank == 0),
-            leader=self.is_leader,
-        )
+        seconds = self._clock.monotonic_s() - self._asked_s
+        store = self._hosting.enter(hosts=seat.group_rank == 0)
+        return membership_in(world, seat=seat, seconds=seconds, store=store, leader=self.is_leader)
 
     def _closed(self) -> JobClosed | None:
         return ending_of(self._watch.world, agent=self.identity.agent, seen_closed=self._seen_closed)
@@ -328,13 +329,11 @@ class Coordinator:
         here = "too few"
         with contextlib.suppress(StoreError):
             here = str(len(self.members()))
-        return Preempted(too_few(here, min_nodes=self.options.min_nodes, limit_s=limit_s))
+        return too_few_came(here, least=self.options.min_nodes, limit_s=limit_s)
 
     def _registered(self, after: Entry | None) -> None:
         if self.identity.named:
             self._name.claim(self.lease)
-            if self._name.taken:
-                self._on_change()
         self._leader.reconsider()
         self._election.stand(after=after)
 

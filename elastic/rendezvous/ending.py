@@ -31,3 +31,9 @@ def missed_generation(world: World | None, *, agent: str, ended: int) -> int:
     seated = world.generation if world.phase is Phase.OPEN and world.seat_of(agent) else 0
     owed = max((entry.generation for entry in world.left_out if entry.agent == agent), default=0)
     return seated if seated > ended else owed if owed > ended else 0
+
+
+def unheard_end(timeout_s: float | None) -> JobClosed:
+    """For an agent that is done and has heard of no other end: its final state is durable."""
+    reason = f"done here; the end of the job was not heard of within {timeout_s} s"
+    return JobClosed(outcome=Outcome.SUCCEEDED, exit_code=0, reason=reason)

@@ -100,7 +100,9 @@ def cuts_after(old: World | None, *, view: LeaderView, gathering: Gathering, sea
 
 def _current(member: Member, *, generation: int) -> Member:
     """A seat's word about an earlier generation is over with it."""
-    return member if member.unreachable_in == generation else dataclasses.replace(member, unreachable=())
+    if not member.unreachable or member.unreachable_in == generation:
+        return member
+    return dataclasses.replace(member, unreachable=())
 
 
 def _agents(seats: tuple[Seat, ...]) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""Hosting: the stores that an agent has listening, one for the generation it is in and one for the next."""
+"""Hosting: the stores that this agent offers to workers, one for the present generation and one for the next."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from elastic.rendezvous.membership import HostedStore, StoreHost
 
 
 class Hosting:
-    """For one thread."""
+    """`offer` before a generation, `enter` with it, `close` at the end."""
 
     def __init__(self, stores: StoreHost, *, address: str) -> None:
         self._stores, self._address = stores, address
@@ -16,22 +16,22 @@ class Hosting:
         self._current: HostedStore | None = None
 
     def offer(self) -> int:
-        """The port of the store for the next generation, which listens from now on."""
+        """The port on which a store listens for the next generation."""
         if self._next is None:
             self._next = self._stores.open(self._address)
         return self._next.port
 
-    def enter(self, *, first: bool) -> Any:
-        """The store to use in the next generation: the one that was offered, if this agent has the first seat."""
+    def enter(self, *, hosts: bool) -> Any:
+        """What torch's parts of the agent are given in a generation; `hosts`: its workers use the store offered."""
         if self._current is not None:
             self._current.close()
             self._current = None
-        if first:
+        if hosts:
             self._current, self._next = self._next, None
         return self._stores.private() if self._current is None else self._current.store
 
     def close(self) -> None:
-        """Listen no more."""
+        """Offer none any more."""
         for hosted in (self._next, self._current):
             if hosted is not None:
                 hosted.close()

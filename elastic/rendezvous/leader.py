@@ -13,13 +13,13 @@ from collections.abc import Sequence
 
 from elastic.clock import Clock
 from elastic.errors import StoreError
-from elastic.events import Emit, NodeLost
+from elastic.events import Emit, NodeLost, Notice
 from elastic.rendezvous.apart import lay_apart, put_together
 from elastic.rendezvous.fences import world_fence, world_write
 from elastic.rendezvous.keys import Keys
 from elastic.rendezvous.kv import Entry, KeyValueStore, Put, Update, created_at
 from elastic.rendezvous.machine import decide
-from elastic.rendezvous.model import World, world_from_json, world_to_json
+from elastic.rendezvous.model import Phase, World, world_from_json, world_to_json
 from elastic.rendezvous.probe import Target, probe_all
 from elastic.rendezvous.roll import Roll
 from elastic.rendezvous.verdict import Close, Evict, Form, Open, Probe, Verdict, Wait
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 _EVICTED_S = 0.05
 # Of more than a few that are not back, each is asked only when there was time for them to come.
 _FEW, _COMING_S, _EACH_MORE_S = 32, 0.3, 0.002
-_QUICK_S, _LONGEST_GATHER_S = 0.002, 0.1
+_QUICK_S, _LONGEST_GATHER_S = 0.001, 0.1
 
 
 class Leader:
@@ -90,6 +90,7 @@ class Leader:
         view = LeaderView(limits=self._limits, leader=own.key.removeprefix(self._keys.candidates))
         while not (self._stopping or self._reconsider):
             self._wake.clear()
+            began_s = self._clock.monotonic_s()
             if self._world_changed:
                 self._world_changed = False
                 self._read_world()
@@ -101,7 +102,7 @@ class Leader:
             view = observe(view, world=self._world, members=members, now_s=now_s)
             verdict = decide(view, now_s=now_s)
             self._say(verdict)
-            took_s = self._clock.monotonic_s() - now_s
+            took_s = self._clock.monotonic_s() - began_s
             match verdict:
                 case Wait(until_s=until_s):
                     self._wake.wait(None if until_s is None else max(0.0, until_s - now_s))
@@ -126,15 +127,13 @@ class Leader:
                 self._store.revoke(view.members[agent].lease)
             self._wake.wait(_EVICTED_S)
             return True
-        world, parts, formed = verdict.world, dict[int, str](), None
+        world, parts = verdict.world, dict[int, str]()
         if isinstance(verdict, Form):
             world, parts = lay_apart(world, before=view.world)
-            formed = world.token
-        ops = world_write(self._keys, text=world_to_json(world), formed=formed)
-        ops.extend(Put(self._keys.part(number), text) for number, text in parts.items())
+        formed = world.token if isinstance(verdict, Form) else None
         done = self._store.transact(
             world_fence(self._keys, own=own, world_revision=self._world_revision),
-            ops=ops,
+            ops=world_write(self._keys, text=world_to_json(world), formed=formed, parts=parts),
         )
         if not done.succeeded:
             self._world_changed = True
@@ -187,6 +186,9 @@ class Leader:
         if said != self._said:
             self._said = said
             _log.log(logging.DEBUG if isinstance(verdict, Wait | Probe) else logging.INFO, "leader: %s", said)
+            world = self._world
+            if isinstance(verdict, Wait) and verdict.until_s is None and not (world and world.phase is Phase.FORMED):
+                self._emit(Notice(text=f"the job waits, {verdict.reason}"))
 
     def _on_members(self, update: Update) -> None:
         self._roll.note(update)

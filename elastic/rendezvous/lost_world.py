@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from elastic.clock import Clock
+from elastic.rendezvous.fences import restore_fence
 from elastic.rendezvous.keys import Keys
-from elastic.rendezvous.kv import KeyValueStore, Put, modified_at
+from elastic.rendezvous.kv import KeyValueStore, Put
 from elastic.rendezvous.model import Member, World, member_from_json, world_to_json
 
 _log = logging.getLogger(__name__)
@@ -82,7 +83,8 @@ class LostWorld:
         if self.given_up:
             tell()
             return False
-        if world.seats[0].agent == self._agent:
+        if world.apart is None and world.seats[0].agent == self._agent:
+            # Of seats kept apart nobody remembers all: a large job forms a new generation.
             self._restore(world)
         return True
 
@@ -93,5 +95,5 @@ class LostWorld:
             _log.debug("the lost world is not written again yet: %s", may.reason)
             return
         ops = [Put(self._keys.world, world_to_json(world)), Put(self._keys.generation, world.token)]
-        if self._store.transact([modified_at(self._keys.world, 0)], ops=ops).succeeded:
+        if self._store.transact(restore_fence(self._keys), ops=ops).succeeded:
             _log.warning("the store had lost this job's world; it is written again: %s", may.reason)

@@ -30,7 +30,9 @@ def decide(view: LeaderView, *, now_s: float) -> Verdict:
     seats = roster(view)
     judgement = round_open.judgement(view, world=world, seats=seats)
     if judgement.exit_code is not None and not _spared(view, seats=seats, judgement=judgement):
-        return round_open.close(world, judgement=judgement)
+        judgement = round_open.judgement(view, world=world, seats=seats, needed=True)
+        if judgement.exit_code is not None:
+            return round_open.close(world, judgement=judgement)
     if seats.done and (ending := _finished(world, seats=seats)) is not None:
         return ending
     if world.phase is Phase.FORMED:

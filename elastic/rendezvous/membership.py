@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from elastic.errors import Preempted
 from elastic.events import Cause
 from elastic.rendezvous.model import Member, MemberState, Phase, Seat, World
 
@@ -89,6 +90,20 @@ class Membership:
     leader: bool
 
 
+def membership_in(world: World, *, seat: Seat, seconds: float, store: Any, leader: bool) -> Membership:
+    """The place of an agent that has this seat."""
+    return Membership(
+        generation=world.generation,
+        world=world,
+        seat=seat,
+        store_address=world.store_address,
+        store_port=world.store_port,
+        seconds=seconds,
+        store=store,
+        leader=leader,
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Regroup:
     """Why this agent's generation is over. `planned`: workers finish their step and save first.
@@ -102,21 +117,6 @@ class Regroup:
     generation: int
     left_out: bool = False
     closed: bool = False
-
-
-def seat_after(world: World | None, *, agent: str, generation: int) -> Seat | None:
-    """An agent's seat in a formed world newer than this generation. Pure."""
-    if world is None or world.phase is not Phase.FORMED or world.generation <= generation:
-        return None
-    return world.seat_of(agent)
-
-
-def too_few(here: str, *, min_nodes: int, limit_s: float) -> str:
-    """What to tell where too few nodes came. `here`: how many did."""
-    return (
-        f"{here} of at least {min_nodes} nodes came within {limit_s:g} s; start the others, or allow "
-        "fewer with --nnodes=MIN:MAX"
-    )
 
 
 def regroup_of(world: World | None, *, agent: str, generation: int) -> Regroup | None:
@@ -165,4 +165,12 @@ def first_member(identity: AgentIdentity) -> Member:
         exporter=identity.exporter,
         fingerprint=identity.fingerprint,
         root_generation=identity.root_generation,
+    )
+
+
+def too_few_came(here: str, *, least: int, limit_s: float) -> Preempted:
+    """What an agent ends with that waited for others in vain."""
+    return Preempted(
+        f"{here} of at least {least} nodes came within {limit_s:g} s; start the others, or allow fewer with "
+        "--nnodes=MIN:MAX"
     )

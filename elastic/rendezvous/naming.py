@@ -7,6 +7,7 @@ was dead, nobody waits for it any longer; if it lives, it finds its lease ended 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from elastic.rendezvous.keys import Keys
 from elastic.rendezvous.kv import KeyValueStore, Put, modified_at
@@ -17,8 +18,16 @@ _log = logging.getLogger(__name__)
 class NodeName:
     """One agent's hold on its node's name. `taken` says who has it now, once another took it; empty before."""
 
-    def __init__(self, store: KeyValueStore, *, keys: Keys, node: str, agent: str) -> None:
-        self._store, self._node, self._agent = store, node, agent
+    def __init__(
+        self,
+        store: KeyValueStore,
+        *,
+        keys: Keys,
+        node: str,
+        agent: str,
+        on_taken: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._store, self._node, self._agent, self._on_taken = store, node, agent, on_taken
         self._key = keys.name(node)
         self._held = False
         self.taken = ""
@@ -37,6 +46,7 @@ class NodeName:
                     f"another agent ({holder[:8]}) was started with the node name {self._node}: the later one has it. "
                     "Give each node a name of its own in ELASTIC_NODE"
                 )
+                self._on_taken()
                 return
             revision = entry.mod_revision if entry else 0
             done = self._store.transact([modified_at(self._key, revision)], ops=[Put(self._key, self._agent, lease)])

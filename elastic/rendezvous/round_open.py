@@ -31,7 +31,10 @@ def decide(view: LeaderView, *, world: World, seats: Roster, now_s: float) -> Ve
     if judged.alone is not None and judged.exit_code is not None:
         gathering = gather(view, seats=seats, now_s=now_s, without=judged.alone.agent)
         if len(gathering.joiners) < view.limits.min_nodes:
-            return close(world, judgement=judged)
+            gathering = gather(view, seats=seats, now_s=now_s)
+            judged = judgement(view, world=world, seats=seats, whole=_whole(seats), needed=True)
+            if judged.exit_code is not None:
+                return close(world, judgement=judged)
     if not any(seat.agent in _agents(gathering.joiners) for seat in seats.back):
         # Nobody who knows the last generation is here: as at a first start, others may be about to come.
         return start(view, gathering=gathering, cause=world.cause, now_s=now_s, judgement=judged)
@@ -75,7 +78,7 @@ def reports(view: LeaderView, *, seats: Roster) -> list[Reported]:
     return sorted(found, key=lambda one: one.report.cause is Cause.PEER_LOST)
 
 
-def judgement(view: LeaderView, *, world: World, seats: Roster, whole: bool = False) -> Judgement:
+def judgement(view: LeaderView, *, world: World, seats: Roster, whole: bool = False, needed: bool = False) -> Judgement:
     """What the failures up to now amount to."""
     return budget.judge(
         world.failures,
@@ -85,6 +88,7 @@ def judgement(view: LeaderView, *, world: World, seats: Roster, whole: bool = Fa
         bucket_limit=view.limits.bucket_limit,
         whole=whole,
         barred=world.barred,
+        needed=needed,
     )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -61,14 +62,21 @@ class Process:
 
 @dataclass
 class Traffic:
-    """Messages and bytes, both directions, by kind."""
+    """Messages and bytes, both directions, by kind; CPU of agents and etcd, the only figure that load hardly moves."""
 
     messages: Counter[str] = field(default_factory=Counter)
     bytes: Counter[str] = field(default_factory=Counter)
+    cpu_s: float = 0.0
+
+    def cost(self, unit: str) -> float:
+        return self.cpu_s if unit == "CPU seconds" else getattr(self, unit).total()
 
     def per_agent(self, nodes: int) -> str:
         kinds = ", ".join(f"{kind} {count / nodes:.2f}" for kind, count in sorted(self.messages.items()))
-        return f"{self.messages.total() / nodes:.1f} messages, {self.bytes.total() / nodes:.0f} bytes ({kinds})"
+        return (
+            f"{self.messages.total() / nodes:.1f} messages, {self.bytes.total() / nodes:.0f} bytes, "
+            f"{1000 * self.cpu_s / nodes:.2f} ms of CPU, etcd's included ({kinds})"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,15 +92,18 @@ class Round:
     start: Traffic
     member: Traffic
     leader: Traffic
+    bare_start: Traffic
+    bare_reform: Traffic
 
 
 class Hosts:
     """The host processes of one round."""
 
-    def __init__(self, endpoint: str, *, nodes: int, processes: int) -> None:
-        self.nodes = nodes
+    def __init__(self, server: EtcdServer, *, nodes: int, processes: int, ttl_s: int) -> None:
+        self._server, self._cpu_s = server, 0.0
+        endpoint = server.endpoint
         edges = [nodes * number // processes for number in range(processes + 1)]
-        common = {"job": f"bench-{time.monotonic_ns()}", "endpoint": endpoint, "nodes": nodes}
+        common = {"job": f"bench-{time.monotonic_ns()}", "endpoint": endpoint, "nodes": nodes, "ttl_s": ttl_s}
         self._processes = [
             Process("tests.bench.rendezvous_host", {**common, "first": first, "count": last - first})
             for first, last in itertools.pairwise(edges)
@@ -151,18 +162,28 @@ class Hosts:
 
     def traffic(self) -> Traffic:
         """What was sent and received since the last call."""
-        traffic = Traffic()
+        traffic, cpu_s = Traffic(), cpu_s_of(self._server)
         for answer in self.every("count"):
+            cpu_s += answer["cpu_s"]
             for kind, (messages, size) in answer["traffic"].items():
                 traffic.messages[kind] += messages
                 traffic.bytes[kind] += size
+        traffic.cpu_s, self._cpu_s = cpu_s - self._cpu_s, cpu_s
         return traffic
 
 
-def measure(endpoint: str, *, nodes: int, processes: int) -> Round:
+def cpu_s_of(server: EtcdServer) -> float:
+    """CPU seconds that etcd has used."""
+    fields = Path(f"/proc/{server._process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def measure(server: EtcdServer, *, nodes: int, processes: int, ttl_s: int) -> Round:
     """One round: start, lose a member, lose the leader; the bare client first, on the same channels."""
-    with Hosts(endpoint, nodes=nodes, processes=processes) as hosts:
-        bare_start_s, bare_reform_s = hosts.timed("bare_start"), hosts.bare_reform()
+    with Hosts(server, nodes=nodes, processes=processes, ttl_s=ttl_s) as hosts:
+        hosts.traffic()
+        bare_start_s, bare_start = hosts.timed("bare_start"), hosts.traffic()
+        bare_reform_s, bare_reform = hosts.bare_reform(), hosts.traffic()
         hosts.every("bare_end")
         hosts.traffic()
         start_s, start = hosts.timed("start"), hosts.traffic()
@@ -172,7 +193,8 @@ def measure(endpoint: str, *, nodes: int, processes: int) -> Round:
         leader_s, leader = hosts.lose(*hosts.leader()), hosts.traffic()
         return Round(
             nodes=nodes, start_s=start_s, member_s=member_s, leader_s=leader_s, bare_start_s=bare_start_s,
-            bare_reform_s=bare_reform_s, start=start, member=member, leader=leader,
+            bare_reform_s=bare_reform_s, start=start, member=member, leader=leader, bare_start=bare_start,
+            bare_reform=bare_reform,
         )  # fmt: skip
 
 
@@ -199,8 +221,8 @@ def measure_torch(nodes: int, *, processes: int = 2) -> float | None:
             host.end()
 
 
-def rows(rounds: list[Round], torch: dict[int, float | None]) -> list[Row]:
-    """Medians by size, the bare client as the limit, then how flat the cost is."""
+def rows(rounds: list[Round], torch: dict[int, float | None], *, sizes: list[int]) -> list[Row]:
+    """Medians by size, the bare client as the limit; then how flat the cost is from least to most of `sizes`."""
     table = []
     for nodes in sorted({each.nodes for each in rounds}):
         here = [each for each in rounds if each.nodes == nodes]
@@ -211,7 +233,7 @@ def rows(rounds: list[Round], torch: dict[int, float | None]) -> list[Row]:
             seconds = median(getattr(each, f"{what}_s") for each in here)
             case = f"loss of {'a member' if what == 'member' else 'the leader'} of {nodes}"
             table.append(_row(case, seconds, bare_reform_s, None, REFORM_TARGET_S.get(nodes)))
-    first, last = (edge(each.nodes for each in rounds) for edge in (min, max))
+    first, last = min(sizes), max(sizes)
     if first != last:
         table.extend(_flat(rounds, first=first, last=last))
     return table
@@ -228,10 +250,10 @@ def _flat(rounds: list[Round], *, first: int, last: int) -> list[Row]:
     """What the largest size costs each agent, as a multiple of what the smallest does."""
     found = []
     for what in ("start", "member", "leader"):
-        for unit in ("messages", "bytes"):
+        for unit in ("messages", "bytes", "CPU seconds"):
 
             def each_agent(nodes: int, what: str = what, unit: str = unit) -> float:
-                here = [getattr(getattr(each, what), unit).total() for each in rounds if each.nodes == nodes]
+                here = [getattr(each, what).cost(unit) for each in rounds if each.nodes == nodes]
                 return median(here) / nodes
 
             ratio = each_agent(last) / each_agent(first)
@@ -248,7 +270,8 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[250, 1000, 4000])
     parser.add_argument("--torch-sizes", type=int, nargs="*", default=[64, 128, 192])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--processes", type=int, default=4)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--ttl", type=int, default=30, help="renewals begin after a third of it: not what is measured")
     parser.add_argument("--quick", action="store_true", help="70 and 140 agents once, torch left out")
     args = parser.parse_args()
     if args.quick:
@@ -260,7 +283,7 @@ def main() -> None:
                 tempfile.TemporaryDirectory(prefix="elastic-bench-") as name,
                 EtcdServer(Path(name) / "etcd") as server,
             ):
-                rounds.append(measure(server.endpoint, nodes=nodes, processes=args.processes))
+                rounds.append(measure(server, nodes=nodes, processes=args.processes, ttl_s=args.ttl))
             done = rounds[-1]
             print(
                 f"{nodes} agents in {args.processes} processes, round {number + 1}: start {done.start_s:.2f} s "
@@ -268,10 +291,10 @@ def main() -> None:
                 f"(bare {done.bare_reform_s:.2f})",
                 flush=True,
             )
-        for what in ("start", "member", "leader"):
-            print(f"  per agent, {what}: {getattr(rounds[-1], what).per_agent(nodes)}", flush=True)
+        for what in ("start", "member", "leader", "bare_start", "bare_reform"):
+            print(f"  per agent, {what}: {getattr(done, what).per_agent(nodes)}", flush=True)
     torch = {nodes: measure_torch(nodes) for nodes in args.torch_sizes}
-    table = rows(rounds, torch)
+    table = rows(rounds, torch, sizes=args.sizes)
     show("rendezvous", table)
     if not args.quick and not all(row.met for row in table):
         sys.exit(1)

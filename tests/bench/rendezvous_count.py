@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from elastic.rendezvous.etcd import EtcdStore
-from elastic.rendezvous.etcd_link import EtcdLink
+from elastic.rendezvous.etcd_link import Answered, EtcdLink
 from elastic.rendezvous.options import RendezvousOptions
 
 
@@ -41,10 +41,10 @@ class CountingLink(EtcdLink):
         super().__init__(options)
         self._traffic = traffic
 
-    def call(self, stub: str, method: str, request: Any, *, timeout_s: float | None = None) -> Any:
-        answer = super().call(stub, method, request, timeout_s=timeout_s)
-        self._traffic.add(method, request, answer)
-        return answer
+    def ask(self, stub: str, method: str, request: Any, *, timeout_s: float | None = None) -> Answered:
+        answered = super().ask(stub, method, request, timeout_s=timeout_s)
+        self._traffic.add(method, request, answered.message)
+        return answered
 
     def exchange(self, stub: str, method: str, request: Any) -> Any:
         answer = super().exchange(stub, method, request)

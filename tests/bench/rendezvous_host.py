@@ -28,7 +28,6 @@ from tests.bench.rendezvous_count import Traffic, counting_store
 
 PEER_LOST = FailureReport(cause=Cause.PEER_LOST, rank=0, step=1, signature="", committed_steps=1)
 THREADS = 8
-TTL_S = 30
 
 
 class Pool:
@@ -93,9 +92,9 @@ class Agent:
 class Host:
     """All agents or clients of this process."""
 
-    def __init__(self, *, job: str, endpoint: str, nodes: int, first: int, count: int) -> None:
+    def __init__(self, *, job: str, endpoint: str, nodes: int, first: int, count: int, ttl_s: int) -> None:
         self.options = RendezvousOptions(
-            job_id=job, min_nodes=max(1, nodes - 8), max_nodes=nodes, endpoints=(endpoint,), ttl_s=TTL_S
+            job_id=job, min_nodes=max(1, nodes - 8), max_nodes=nodes, endpoints=(endpoint,), ttl_s=ttl_s
         )
         self.traffic = Traffic()
         self.store: EtcdStore = counting_store(self.options, traffic=self.traffic)
@@ -146,7 +145,7 @@ class Host:
         return {"lease": self.agents[number].kill()}
 
     def count(self) -> dict[str, Any]:
-        return {"traffic": self.traffic.take()}
+        return {"traffic": self.traffic.take(), "cpu_s": time.process_time()}
 
     def bare_start(self) -> dict[str, Any]:
         """One lease, one leased key and one watch for each agent that there would be."""
@@ -175,7 +174,7 @@ class Host:
         return {"done": True}
 
     def _bare_start(self) -> None:
-        lease = self.store.grant(TTL_S)
+        lease = self.store.grant(self.options.ttl_s)
         self.store.put(f"/bare/{lease}", "x" * 400, lease=lease)
         self._bare_watches.append(
             self.store.watch("/bare-world", since=1, on_update=lambda _u: self._hear(), on_break=lambda _r: None)

@@ -14,7 +14,7 @@ class Fault(enum.Enum):
     """What happens at the chosen operation."""
 
     FAIL = "fail"
-    """It is not done, and raises ENOSPC."""
+    """It is not done, and raises the given error: ENOSPC where none is given."""
     DIE = "die"
     """It is not done, and the process is gone."""
     DIE_AFTER = "die after"
@@ -30,12 +30,13 @@ class Died(BaseException):
 class FaultyStorage:
     """PosixStorage with one fault. `fired` says whether it came to it; after a death every call dies."""
 
-    def __init__(self, *, at: int | None = None, fault: Fault = Fault.FAIL) -> None:
+    def __init__(self, *, at: int | None = None, fault: Fault = Fault.FAIL, number: int = errno.ENOSPC) -> None:
         self.calls: list[str] = []
         self.fired = False
         self._real = PosixStorage()
         self._at = at
         self._fault = fault
+        self._number = number
         self._dead = False
 
     def make_dir(self, path: str) -> None:
@@ -76,6 +77,10 @@ class FaultyStorage:
         self._alive()
         return self._real.read(path)
 
+    def read_part(self, path: str, start: int, stop: int) -> bytes:
+        self._alive()
+        return self._real.read_part(path, start, stop)
+
     def facts(self, path: str) -> FileFacts:
         self._alive()
         return self._real.facts(path)
@@ -87,7 +92,7 @@ class FaultyStorage:
             return act()
         self.fired = True
         if self._fault is Fault.FAIL:
-            raise OSError(errno.ENOSPC, "no space left (injected)", path)
+            raise OSError(self._number, os.strerror(self._number), path)
         self._dead = True
         if self._fault is Fault.DIE_AFTER:
             act()

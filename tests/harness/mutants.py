@@ -7,19 +7,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from elastic.rendezvous import round_open, seating, view
-from elastic.rendezvous.fences import commit_fence, world_fence, world_write
+from elastic.rendezvous.fences import commit_fence, restore_fence, world_fence, world_write
 from elastic.rendezvous.model import MemberState
-from tests.harness.search_steps import Rules
+from tests.harness.search import at_work, beginning, forgotten
+from tests.harness.search_state import State
+from tests.harness.search_writes import Rules
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mutant:
-    """`breaks` is what the search must find, from the first agreement on or from a generation at work."""
+    """`breaks` is what the search must find, from `start` on."""
 
     name: str
     breaks: str
     rules: Rules = field(default_factory=Rules)
-    at_work: bool = True
+    start: Callable[[Rules], State] = at_work
     patches: tuple[tuple[Any, str, Any], ...] = ()
     long: bool = False
 
@@ -54,24 +56,24 @@ MUTANTS = (
         name="the world's revision is not compared",
         rules=Rules(world_fence=_without(world_fence, 0)),
         breaks="two worlds of generation 1",
-        at_work=False,
+        start=lambda _rules: beginning(),
         long=True,
     ),
     Mutant(
         name="the leader's own key is not compared",
         rules=Rules(world_fence=_without(world_fence, 1)),
         breaks="leads no more and has written",
-        at_work=False,
+        start=lambda _rules: beginning(),
     ),
     Mutant(
         name="the generation is not written with its world",
         rules=Rules(world_write=_world_alone),
-        breaks="a commit of generation 1 accepted after 2",
+        breaks="accepted after 2.",
     ),
     Mutant(
         name="a commit does not compare the generation",
         rules=Rules(commit_fence=_without(commit_fence, 0)),
-        breaks="a commit of generation 1 accepted after 2",
+        breaks="accepted after 2.",
     ),
     Mutant(
         name="a commit does not compare the lease",
@@ -79,10 +81,21 @@ MUTANTS = (
         breaks="whose lease has ended",
     ),
     Mutant(
+        name="a commit does not compare the record",
+        rules=Rules(commit_fence=_without(commit_fence, 2)),
+        breaks="has taken the record back",
+    ),
+    Mutant(
+        name="a lost world is written again whatever is there",
+        rules=Rules(restore_fence=_without(restore_fence, 0)),
+        breaks="restored over",
+        start=forgotten,
+    ),
+    Mutant(
         name="a refused leader does not read the world again",
         rules=Rules(read_after_refusal=False),
         breaks="not placed in the end",
-        at_work=False,
+        start=lambda _rules: beginning(),
         long=True,
     ),
     Mutant(
@@ -109,7 +122,7 @@ MUTANTS = (
         name="an agent that never saw its generation does not say that it has ended it",
         rules=Rules(says_missed=False),
         breaks="not placed in the end: formed 2",
-        at_work=False,
+        start=lambda _rules: beginning(),
     ),
     Mutant(
         name="a generation is one more than the last world's, whatever members know",

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from elastic.rendezvous.model import Phase
 from tests.harness.search_state import NAMES, Agent, State, Store, renumbered
-from tests.harness.search_steps import FAULTS, Rules, Violation, following, newcomer, put, registered
+from tests.harness.search_steps import FAULTS, following, newcomer, registered
+from tests.harness.search_writes import Rules, Violation, put
 
 _MOST_ROUNDS = 80
 # In a fair run everything under way goes on; nothing new goes wrong.
@@ -38,6 +39,15 @@ def beginning() -> State:
 def at_work(rules: Rules) -> State:
     """The first generation is formed and all run it."""
     return renumbered(settled(beginning(), rules=rules)[0])
+
+
+def forgotten(rules: Rules) -> State:
+    """The store has lost everything; all have written their keys again and the first is about to restore the world."""
+    state = at_work(rules)
+    names = ("wipe", "see a", "see b", "see c", "register a", "register b", "register c", "find a")
+    for name in names:
+        state = renumbered(dict(following(state, rules=rules, most_faults=1))[name])
+    return state
 
 
 def search(

@@ -32,12 +32,13 @@ class Registered(NamedTuple):
 
 
 class Store(NamedTuple):
-    """The cluster. `members` by place of the agent; `generation` is 0 where the key is not there."""
+    """The cluster. `members` by place of the agent; `generation` holds the newest world's token, "": there is none."""
 
     revision: int = 0
     world: World | None = None
     world_revision: int = 0
-    generation: int = 0
+    generation: str = ""
+    commit_revision: int = 0
     members: tuple[Registered | None, ...] = (None, None, None)
 
 
@@ -60,30 +61,50 @@ class Pending(NamedTuple):
     leases: tuple[int, ...] = ()
 
 
-class Agent(NamedTuple):
-    """One agent. `member` is what its key should say; `token` the generation of a commit under way, 0: none.
+class Asked(NamedTuple):
+    """A commit under way: its token, the record's revision when it was read, how many steps it is ahead of it."""
 
-    `flight` is a write that was sent and never answered: it may still arrive, even after its sender has died.
+    token: str
+    revision: int
+    ahead: int = 1
+
+
+class Agent(NamedTuple):
+    """One agent. `member` is what its key should say, `joined` the last generation entered.
+
+    `flight` and `late` are a world and a commit that were sent and never answered: they may still arrive, even after
+    their sender has died. `restoring`: it has found that it may write the lost world again.
     """
 
     member: Member
     up: bool = True
-    generation: int = 0
+    joined: World | None = None
     running: bool = False
     told: bool = False
     seen: World | str | None = UNKNOWN
-    token: int = 0
+    commit: Asked | None = None
+    late: Asked | None = None
+    restoring: bool = False
     term: Term | None = None
     pending: Pending | None = None
     flight: Pending | None = None
 
+    @property
+    def generation(self) -> int:
+        return self.joined.generation if self.joined else 0
+
 
 class State(NamedTuple):
-    """Everything. `newest` is the highest generation ever formed, `faults` how many there were."""
+    """Everything. `newest` is the highest generation ever formed, `last` the token of the world formed last.
+
+    `blind`: the store was wiped while some live agent did not know the newest number, so it may be given again.
+    """
 
     agents: tuple[Agent, ...]
     store: Store
     newest: int = 0
+    last: str = ""
+    blind: bool = False
     faults: int = 0
 
 
@@ -144,7 +165,9 @@ def holds(store: Store, compare: Compare) -> bool:
     if compare.key == KEYS.world and compare.aspect is Aspect.MODIFIED:
         return store.world_revision == compare.expected
     if compare.key == KEYS.generation and compare.aspect is Aspect.VALUE:
-        return str(store.generation) == compare.expected and store.generation > 0
+        return store.generation == compare.expected
+    if compare.key == KEYS.commit and compare.aspect is Aspect.MODIFIED:
+        return store.commit_revision == compare.expected
     for place, name in enumerate(NAMES):
         found = store.members[place]
         if compare.key == KEYS.member(name) and compare.aspect is Aspect.PRESENT:
@@ -157,11 +180,12 @@ def holds(store: Store, compare: Compare) -> bool:
 def renumbered(state: State) -> State:
     """The same state with the revisions 1, 2, 3 … in their order."""
     store = state.store
-    seen = {store.world_revision, *(found.created for found in store.members if found)}
+    seen = {store.world_revision, store.commit_revision, *(found.created for found in store.members if found)}
     for agent in state.agents:
         if agent.term is not None:
             seen |= {agent.term.created, agent.term.world_revision}
             seen |= {found.created for found in agent.term.members if found}
+        seen |= {asked.revision for asked in (agent.commit, agent.late) if asked is not None}
         for write in (agent.pending, agent.flight):
             if write is not None:
                 seen |= {write.created, write.world_revision, *write.leases}
@@ -181,6 +205,9 @@ def renumbered(state: State) -> State:
             tuple(order[lease] for lease in write.leases),
         )
 
+    def asked(commit: Asked | None) -> Asked | None:
+        return commit and commit._replace(revision=order[commit.revision])
+
     agents = []
     for agent in state.agents:
         term = agent.term
@@ -190,10 +217,21 @@ def renumbered(state: State) -> State:
                 world_revision=order[term.world_revision],
                 members=registered(term.members),
             )
-        agents.append(agent._replace(term=term, pending=written(agent.pending), flight=written(agent.flight)))
+        agents.append(
+            agent._replace(
+                term=term,
+                pending=written(agent.pending),
+                flight=written(agent.flight),
+                commit=asked(agent.commit),
+                late=asked(agent.late),
+            )
+        )
     return state._replace(
         agents=tuple(agents),
         store=store._replace(
-            revision=last, world_revision=order[store.world_revision], members=registered(store.members)
+            revision=last,
+            world_revision=order[store.world_revision],
+            commit_revision=order[store.commit_revision],
+            members=registered(store.members),
         ),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 from elastic.events import Cause
 from elastic.rendezvous.machine import decide
@@ -24,6 +25,8 @@ class Simulation:
         self.members: dict[str, Member] = {}
         self.worlds: list[World] = []
         self.asked: tuple[str, ...] = ()
+        self._seated: set[str] = set()
+        self.on_verdict: Callable[[Verdict], None] = lambda _verdict: None
         self._view = LeaderView(limits=limits)
 
     @property
@@ -90,6 +93,7 @@ class Simulation:
             if isinstance(verdict, Probe) and verdict.agents == self.asked:
                 return verdicts
             verdicts.append(verdict)
+            self.on_verdict(verdict)
             match verdict:
                 case Open(world=world) | Form(world=world) | Close(world=world):
                     self.world = world
@@ -107,11 +111,13 @@ class Simulation:
         raise AssertionError(f"the leader does not come to rest: {verdicts[-4:]}")
 
     def _seat(self, world: World) -> None:
-        """Taking a seat takes back what an agent said before."""
-        for seat in world.seats:
-            self._change(seat.agent, report=None, unreachable=())
+        """Taking a seat takes back what an agent said before; its key says so when it is next written."""
+        self._seated |= {seat.agent for seat in world.seats}
 
     def _change(self, agent: str, **fields: object) -> None:
+        if agent in self._seated:
+            self._seated.remove(agent)
+            fields = {"unreachable": (), **fields}
         self.members[agent] = dataclasses.replace(self.members[agent], **fields)
 
 

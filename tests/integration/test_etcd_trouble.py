@@ -112,7 +112,7 @@ def test_a_frozen_member_is_left_for_another_and_its_watches_with_it(three, make
 
 
 def test_all_members_are_down_for_longer_than_every_lease(three, make_job):
-    job = make_job(*three.endpoints, grace_s=5)
+    job = make_job(*three.endpoints)
     agents = job.start("a", "b")
     three.kill()
     wait_s(LONGER_THAN_EVERY_LEASE_S)
@@ -123,7 +123,7 @@ def test_all_members_are_down_for_longer_than_every_lease(three, make_job):
 
 @pytest.mark.exhaustive
 def test_all_members_are_down_for_a_minute(three, make_job):
-    job = make_job(*three.endpoints, grace_s=5)
+    job = make_job(*three.endpoints)
     agents = job.start("a", "b")
     three.kill()
     wait_s(60)
@@ -166,7 +166,7 @@ def test_slow_answers(proxied, make_job):
 
 @pytest.mark.parametrize("direction", ["requests", "answers", "both"])
 def test_half_open_connections_for_longer_than_every_lease(proxied, make_job, direction):
-    job = make_job(proxied.endpoint, grace_s=5)
+    job = make_job(proxied.endpoint)
     agents = job.start("a", "b")
     proxied.mute(requests=direction != "answers", answers=direction != "requests")
     wait_s(LONGER_THAN_EVERY_LEASE_S)
@@ -216,7 +216,7 @@ def test_a_refusal_that_was_answered_is_one_even_where_the_value_is_the_same(los
 
 
 def test_a_commit_whose_answers_are_lost_for_good_is_not_confirmed_and_a_late_one_undoes_nothing(proxied, make_job):
-    job = make_job(proxied.endpoint, call_timeout_s=1.0, grace_s=5)
+    job = make_job(proxied.endpoint, call_timeout_s=1.0)
     (a,) = job.start("a")
     proxied.mute(requests=False, answers=True)
     verdict = a.coordinator.commit("25", timeout_s=0.1)

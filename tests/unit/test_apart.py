@@ -89,6 +89,14 @@ def test_after_one_loss_nobody_who_had_a_seat_reads_it_again():
         assert [seats[each.agent]] == list(part.seats) if each.agent in seats else part.seats == ()
 
 
+def test_who_had_no_seat_has_to_read():
+    members = [member(n) for n in range(100)]
+    first, texts = lay_apart(formed(1, members), before=None)
+    second, _ = lay_apart(formed(2, [*members[1:], member(200)], first), before=first)
+    assert second.apart.since == 1
+    assert moved(own_part(texts, member(200).agent), to=second.apart) is None
+
+
 def test_who_missed_a_generation_has_to_read():
     members = [member(n) for n in range(100)]
     first, texts = lay_apart(formed(1, members), before=None)

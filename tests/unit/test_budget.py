@@ -69,6 +69,12 @@ def test_a_failure_that_follows_to_another_node_is_the_jobs():
     assert codes(run([[said("b", signature="other")]], barred=[barred])) == [None]
 
 
+def test_a_bad_disk_that_is_needed_is_tried_again():
+    reports = [[said("a", exit_code=70, node_local=True)]] * 3
+    assert codes(run(reports)) == [70, 70, 70]
+    assert codes(run(reports, needed=True)) == [None, None, 77]
+
+
 @pytest.mark.parametrize(("local", "alone"), [(False, False), (True, True)])
 def test_usage_ends_the_job_unless_the_node_is_to_blame(local, alone):
     (judgement,) = run([[said("a", exit_code=64, node_local=local)]])

@@ -157,6 +157,7 @@ def test_every_name_and_offset_survives_the_key_of_metadata(name, offset):
 def test_manifest(data):
     read, told = outcome(Manifest.from_bytes, data)
     assert read is not None or "elastic.json" in told
+    assert read is None or min(read.iteration, read.consumed_samples, read.generation) >= 0
     assert all("/" not in name and not name.startswith(".") for name in (read.files if read else ()))
 
 

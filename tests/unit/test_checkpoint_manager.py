@@ -231,8 +231,6 @@ def test_a_refusal_that_is_not_stale_is_a_failed_save(bench):
 
 
 def test_settings_that_cannot_be_met(bench):
-    with pytest.raises(UsageError, match="load_balanced"):
-        bench.manager(load_balanced=True)
     with pytest.raises(UsageError, match="save_max"):
         bench.manager(save_max=0)
 

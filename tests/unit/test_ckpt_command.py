@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from elastic.cli import main
+from elastic.cli import build_parser, main
 from elastic.errors import ExitCode
 from tests.harness.awkward import make_awkward, train
 from tests.harness.checkpoints import Bench, NoRecord, make_run, meta
@@ -104,7 +105,8 @@ def test_verify_names_each_damaged_file(bench, run, as_json):
     (bench.root / "latest_checkpointed_iteration.txt").write_text("60")
     code, out = run("verify", bench.root)
     assert code == ExitCode.FAILED
-    assert f"iteration_00000020/{model_file(bench, 20).name}: its checksum is" in out
+    assert f"iteration_00000020/{model_file(bench, 20).name}: it is not what was written" in out
+    assert re.search(r"in bytes \d+ to \d+ \([a-z_.]+\)", out), "the damage is not told by place and tensor"
     assert "iteration_00000040/common.json: cannot be read" in out
     assert "iteration_00000030/elastic.json: " in out
     assert "latest_checkpointed_iteration.txt: the tracker says 60: no such iteration" in out
@@ -175,6 +177,15 @@ def test_prune_keeps_what_may_be_committed_and_the_last_good_one(bench, run):
     assert len(list(bench.root.glob("iter*"))) == 3
 
 
+def test_prune_empties_the_trash_but_for_what_may_be_committed(bench, run):
+    for iteration in (10, 40):
+        place = f"iteration_{iteration:08d}"
+        (bench.root / place).rename(bench.root / f".trash-{place}-abc")
+    (bench.root / "latest_checkpointed_iteration.txt").write_text("30")
+    assert run("prune", bench.root, "--keep", 5, "--yes")[0] == 0
+    assert [path.name for path in bench.root.glob(".trash*")] == [".trash-iteration_00000040-abc"]
+
+
 def test_prune_leaves_what_others_wrote_and_milestones(bench, run):
     (bench.root / "iteration_00000005").mkdir()
     (bench.root / "iteration_00000005" / "common.json").write_text("{}")
@@ -235,6 +246,14 @@ def test_look_verify_compare_prune_and_export_without_torch(bench, tmp_path):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert [path.name for path in bench.root.glob("iter*")] == ["iteration_00000040"]
+
+
+def test_the_documented_commands_are_accepted():
+    page = (ROOT / "docs" / "checkpoints.md").read_text()
+    lines = re.findall(r"^elastic (ckpt .*?)(?:  .*)?$", page, re.MULTILINE)
+    assert {line.split()[1] for line in lines} == {"ls", "show", "verify", "diff", "prune", "export", "import"}
+    for line in lines:
+        build_parser().parse_args(line.split())
 
 
 @pytest.mark.parametrize(

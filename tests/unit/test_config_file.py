@@ -98,7 +98,7 @@ dat:
         ),
         ("checkpoint:\n  save_path: 5\n", "run.yaml:2: checkpoint.save_path needs text, found the number 5; put it"),
         ("checkpoint:\n  save_path: off\n", "run.yaml:2: checkpoint.save_path needs text, found the boolean off"),
-        ("checkpoint:\n  load_balanced: true\n", "run.yaml:2: checkpoint.load_balanced is not available yet"),
+        ("checkpoint:\n  load_path: a\n  checkpoint_path: b\n", "run.yaml:3: checkpoint.checkpoint_path names one"),
         ("checkpoint:\n  no_save_optim: true\n", "run.yaml:2: checkpoint.no_save_optim is true, but a restart needs"),
         ("checkpoint:\n  save_path: ''\n", "run.yaml:2: checkpoint.save_path is empty"),
         ("model:\n  heads: 7\n", "run.yaml:2: model.width 256 is not a multiple of model.heads 7"),

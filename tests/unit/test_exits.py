@@ -108,3 +108,18 @@ def test_words():
     assert describe(end(-63)).endswith("was killed by signal 63")
     assert describe(end(PEER_LOST)) == "worker 0 lost a peer"
     assert cause_of(end(-11, failure=told(PEER_LOST))) is Cause.PEER_LOST
+
+
+@pytest.mark.parametrize(
+    ("text", "local"),
+    [
+        ("Traceback\nOSError: [Errno 28] No space left on device: '/data/x'", True),
+        ("OSError: [Errno 5] Input/output error\n", True),
+        ("Traceback\nOSError: [Errno 28] first\n\nValueError: bad", False),
+        ("FileNotFoundError: [Errno 2] No such file or directory", False),
+        ("", False),
+    ],
+)
+def test_a_bad_disk_is_the_nodes_own(text, local):
+    found = verdict(end(70, failure=told(70, text=text)))
+    assert found.report.node_local is local
