@@ -228,7 +228,8 @@ class Coordinator:
 
     def commit(self, value: str, *, timeout_s: float = 10.0) -> CommitVerdict:
         """Write the commit record, if this agent's generation is the newest one and its member key is there."""
-        return self._commits.write(value, world=self._joined, timeout_s=timeout_s)
+        left_s = self.lease_valid_until_s - self._clock.monotonic_s()  # beyond it nothing can be granted
+        return self._commits.write(value, world=self._joined, timeout_s=min(timeout_s, max(0.0, left_s)))
 
     def commit_record(self) -> str | None:
         """The last commit record. Raises StoreUnavailable."""
