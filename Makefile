@@ -6,10 +6,10 @@ PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-all transcripts demo bench-recovery lint types clean
+.PHONY: help setup test test-all transcripts tables demo bench-recovery bench-rendezvous lint types clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(INSTALLED)  ## make .venv and install what the project needs (once, and when the pins change)
 
@@ -33,11 +33,17 @@ test-all: setup  ## run every test, the long ones too
 transcripts: setup  ## write the verdicts of tests/testdata/rendezvous anew; read the difference
 	@$(PY) -m tests.harness.transcripts --rewrite
 
+tables: setup  ## put the generated tables of settings and metrics into docs/
+	@$(PY) -m tests.harness.tables
+
 demo: setup  ## train on 3 nodes, kill one, add one; ends with an account of it
 	@$(PY) -m elastic demo
 
 bench-recovery: setup  ## seconds from a fault to the next step, beside stock torchrun in the same run
 	@$(PY) -m tests.bench.recovery
+
+bench-rendezvous: setup  ## seconds until thousands of simulated agents agree, beside torch's own rendezvous
+	@$(PY) -m tests.bench.rendezvous
 
 lint: setup  ## check style
 	@$(PY) -m ruff check .

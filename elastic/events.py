@@ -171,6 +171,17 @@ class Restored(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class OrderChosen(Event):
+    """Which item each global sample number is, from here on. An account needs nobody's data set with it."""
+
+    kind = "order_chosen"
+    length: int
+    seed: int
+    order: str
+    order_version: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class StepCommitted(Event):
     """One optimizer step is done on this rank.
 
@@ -262,15 +273,12 @@ class Record:
     event: Event
 
 
+_HEAD = ("time_s", "node", "rank", "generation")
+
+
 def encode(record: Record) -> str:
     """One line of JSON, without the newline."""
-    head = {
-        "time_s": record.time_s,
-        "kind": record.event.kind,
-        "node": record.node,
-        "rank": record.rank,
-        "generation": record.generation,
-    }
+    head = {name: getattr(record, name) for name in _HEAD} | {"kind": record.event.kind}
     return json.dumps(head | dataclasses.asdict(record.event), separators=(",", ":"), default=str)
 
 
@@ -282,7 +290,7 @@ def decode(line: str) -> Record | None:
     """
     try:
         raw: dict[str, Any] = json.loads(line)
-        head = {name: raw.pop(name) for name in ("time_s", "node", "rank", "generation")}
+        head = {name: raw.pop(name) for name in _HEAD}
         cls = EVENT_TYPES.get(raw.pop("kind"))
         if cls is None:
             return None

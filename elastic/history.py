@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from elastic.checkpoint.layout import MANIFEST, MAX_JSON_BYTES
@@ -12,9 +13,9 @@ from elastic.config.load import from_plain
 from elastic.config.model import Settings
 from elastic.data.audit import Account, account
 from elastic.errors import UsageError
-from elastic.events import read_records
+from elastic.events import OrderChosen, Record, read_records
 from elastic.job import load_job
-from elastic.plan.order import Order, OrderKind
+from elastic.plan.order import ORDER_VERSION, Order, OrderKind
 
 
 def newest_manifest(save_path: Path) -> Manifest:
@@ -31,6 +32,24 @@ def newest_manifest(save_path: Path) -> Manifest:
     return Manifest.from_bytes(read_small(place, storage=storage, limit_bytes=MAX_JSON_BYTES))
 
 
+def told_order(records: Sequence[Record]) -> Order | None:
+    """The order that the run itself told last; None where it did not tell.
+
+    Raises:
+        UsageError: it was computed in a way that this version does not know.
+    """
+    told = [record.event for record in records if isinstance(record.event, OrderChosen)]
+    if not told:
+        return None
+    last = told[-1]
+    if last.order_version != ORDER_VERSION:
+        raise UsageError(
+            f"this run's order is of version {last.order_version}, and {ORDER_VERSION} is computed here; "
+            "take the version of elastic that the run used"
+        )
+    return Order(length=last.length, seed=last.seed, kind=OrderKind(last.order))
+
+
 def run_order(settings: Settings) -> Order:
     """The order in which a run with these settings uses its data. Builds the data set to learn its length."""
     length = len(load_job(settings.job.target, settings).dataset())
@@ -41,10 +60,10 @@ def audit_run(save_path: Path) -> Account:
     """The sample account of a run, with every step's digest computed anew.
 
     Raises:
-        UsageError: no events, or no checkpoint that tells the run's settings.
+        UsageError: no events, or nothing that tells the run's order.
     """
     records = read_records(save_path / "events")
     if not records:
         raise UsageError(f"{save_path}/events holds no events; name the checkpoint.save_path of a run")
-    settings = from_plain(newest_manifest(save_path).settings)
-    return account(records, order=run_order(settings))
+    order = told_order(records) or run_order(from_plain(newest_manifest(save_path).settings))
+    return account(records, order=order)

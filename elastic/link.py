@@ -72,6 +72,9 @@ class Link(Protocol):
         ...
 
 
+_GONE = "the agent of this worker is gone; a worker without its agent must not go on"
+
+
 class NoLink:
     """No agent: nothing is sent, nothing is ever asked for."""
 
@@ -116,8 +119,13 @@ class AgentLink:
     present = True
 
     def __init__(self, path: str, *, rank: int, generation: int, pid: int) -> None:
+        """Connect. Raises Fenced when the agent is gone."""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.connect(path)
+        try:
+            self._socket.connect(path)
+        except OSError as error:
+            self._socket.close()
+            raise Fenced(f"{_GONE} ({error.strerror or error} at {path})") from error
         self._lines = Lines()
         self._answers: dict[int, dict[str, Any]] = {}
         self._asked = 0
@@ -154,11 +162,14 @@ class AgentLink:
     def _receive(self, limit_s: float) -> None:
         if not select.select([self._socket], [], [], limit_s)[0]:
             raise Fenced(f"the agent did not answer within {limit_s:.0f} s; it may be stopped or overloaded")
-        data = self._socket.recv(65536)
+        try:
+            data = self._socket.recv(65536)
+        except ConnectionResetError:
+            data = b""  # it ended with something of ours unread
         if not data:
-            raise Fenced("the agent of this worker is gone; a worker without its agent must not go on")
+            raise Fenced(_GONE)
         for message in self._lines.feed(data):
             if "control" in message:
                 self._regroup = True
-            else:
+            elif message["id"] == self._asked:
                 self._answers[message["id"]] = message["answer"]

@@ -2,7 +2,8 @@
 
 A process may die, or be paused for an hour, between any two of them: before point 7 the last committed iteration is
 what it was, after it the new one counts. A check before a rename can be outrun by a paused process; the committer's
-compare-and-set cannot. Nothing is ever overwritten: what stands in the way is set aside.
+compare-and-set cannot. Nothing is ever overwritten: what stands in the way is set aside. Each pair of points has a
+failpoint between them, by the number of the one that is done.
 """
 
 from __future__ import annotations
@@ -18,10 +19,8 @@ from elastic.checkpoint.layout import (
     COMMON,
     MANIFEST,
     METADATA,
-    TRACKER,
     CommonInfo,
     aside_name,
-    build_tracker,
     iteration_dir,
     parse_temp_name,
     temp_name,
@@ -32,8 +31,10 @@ from elastic.checkpoint.seams import Committer, Group
 from elastic.checkpoint.shards import Shard, encode_shard
 from elastic.checkpoint.storage import Storage
 from elastic.checkpoint.survey import VISIBLE_POLL_S, VISIBLE_WITHIN_S, judge
+from elastic.checkpoint.tracker import follow
 from elastic.clock import SYSTEM_CLOCK, Clock
 from elastic.errors import Fenced
+from elastic.failpoint import failpoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,9 +63,11 @@ def save_iteration(
     begun = group.broadcast(_attempt(lambda: _begin(draft, root, storage, nonce())) if lead else None)
     if begun["fault"] is not None:
         return _failed(begun["fault"])
+    failpoint("checkpoint.1")
     temp = os.path.join(root, begun["value"])
     # 2. Every rank writes its shards, each forced to disk, and tells their sizes and checksums.
     wrote = group.gather(_attempt(lambda: [_write_shard(temp, shard, storage) for shard in shards()]))
+    failpoint("checkpoint.2")
     # 3.-8. Rank 0 does the rest and tells everyone how it ended.
     outcome: dict[str, Any] | None = None
     if wrote is not None:
@@ -87,24 +90,30 @@ def _finish(
         storage.write(os.path.join(temp, name), data)
         files[name] = facts_of(data)
     _await_visible(temp, files, storage, clock)
+    failpoint("checkpoint.3")
     # 4. The manifest names every other file; with it the directory is complete, and its names are durable.
     manifest = dataclasses.replace(draft, files=files, chunk_bytes=CHUNK_BYTES)
     data = manifest.to_bytes()
     storage.write(os.path.join(temp, MANIFEST), data)
     storage.sync_dir(temp)
+    failpoint("checkpoint.4")
     # 5. Its real name, by a rename that refuses to replace.
     final = os.path.join(root, iteration_dir(draft.iteration))
     _set_aside(draft, root, storage, nonce())
     storage.publish(temp, final)
+    failpoint("checkpoint.5")
     # 6. The new name is durable.
     storage.sync_dir(root)
+    failpoint("checkpoint.6")
     # 7. THE COMMIT: from here on it is what a restart restores.
     record = record_of(manifest, data)
     verdict = committer.commit(record)
     if not verdict.granted:
         return dataclasses.asdict(_failed(f"not committed: {verdict.reason}", stale=verdict.stale))
+    failpoint("checkpoint.7")
     # 8. The tracker follows, for readers that know no record. Behind, it misleads nobody: the next save repairs it.
-    late = _attempt(lambda: storage.replace(os.path.join(root, TRACKER), build_tracker(draft.iteration)))["fault"]
+    late = _attempt(lambda: follow(root, manifest, storage=storage))["fault"]
+    failpoint("checkpoint.8")
     total_bytes = len(data) + sum(facts.size_bytes for facts in files.values())
     reason = verdict.reason if late is None else f"{verdict.reason}; the tracker could not follow: {late}"
     return {

@@ -162,16 +162,26 @@ def load_json(data: bytes, *, what: str, limit_bytes: int = MAX_JSON_BYTES) -> d
     """Parse one JSON object of bounded size.
 
     Raises:
-        ValueError: too long, not JSON, or not an object; the message begins with `what`.
+        ValueError: too long, not JSON, a key twice, or not an object; the message begins with `what`.
     """
     if len(data) > limit_bytes:
         raise ValueError(f"{what} has {len(data)} bytes, more than the {limit_bytes} that it may have")
     try:
-        plain = json.loads(data)
+        plain = json.loads(data, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{what} is not JSON: {error}") from error
     if not isinstance(plain, dict):
         raise ValueError(f"{what} is not a JSON object but {type(plain).__name__}")
+    return plain
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of which no key came twice: readers differ in which of two they believe."""
+    plain = dict(pairs)
+    if len(plain) != len(pairs):
+        seen: set[str] = set()
+        double = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise ValueError(f"the key {double!r:.80} is there twice")
     return plain
 
 
@@ -216,8 +226,10 @@ class CommonInfo:
         plain = load_json(data, what=COMMON, limit_bytes=MAX_SMALL_BYTES)
 
         def number(name: str) -> int:
-            value = plain.get(name)
-            return int(take(plain, name, (int, float), what=COMMON)) if value is not None else 0
+            value = take(plain, name, (int, float), what=COMMON) if plain.get(name) is not None else 0
+            if not 0 <= value < 1 << 63:  # also not for nan
+                raise ValueError(f"{COMMON}: {name!r} is {value!r:.60}, expected a count")
+            return int(value)
 
         return cls(
             epoch_num=number("epoch_num"),

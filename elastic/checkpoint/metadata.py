@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +26,15 @@ _DTYPES = {
     "BOOL": "Bool",
     "C64": "Complex64",
 }
+
+
+_KEY = re.compile(
+    r"""\((?P<name>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"),\s*\((?P<offset>[0-9,\s]{0,2000})\)\)""", re.DOTALL
+)
+"""`('NAME', (0, 0))`: Python's text of a pair, of which the name may hold escapes."""
+_ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)", re.DOTALL)
+_PLAIN_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\", "'": "'", '"': '"'}
+_MOST_DIMENSIONS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,15 +113,40 @@ def parse_metadata(data: bytes) -> tuple[Piece, ...]:
 
 
 def _piece(key: str, entries: Any, state: dict[str, Any]) -> Piece:
-    try:
-        name, offset = ast.literal_eval(key)
-        file_name = entries[0]["file_name"]
-        shape = tuple(int(size) for size in state[name]["global_shape"])
-        piece = Piece(name=name, global_shape=shape, offset=tuple(int(at) for at in offset), file_name=file_name)
-    except (ValueError, SyntaxError, TypeError, KeyError, IndexError, RecursionError, MemoryError) as error:
-        raise ValueError(f"{METADATA}: cannot read the entry {key!r:.80} ({error!r:.80})") from error
-    if not is_safe_name(file_name):
-        raise ValueError(f"{METADATA} names the file {file_name!r:.80}, which is not a plain file name")
-    if len(piece.offset) != len(shape):
-        raise ValueError(f"{METADATA}: {name!r} has shape {list(shape)} but a piece at {list(piece.offset)}")
-    return piece
+    name, offset = _parse_key(key)
+    match entries:
+        # The first of the ranks that hold this piece will do.
+        case [{"file_name": str(file_name)}, *_] if is_safe_name(file_name):
+            pass
+        case _:
+            raise ValueError(f"{METADATA}: {key!r:.80} is in {entries!r:.80}, expected a list of plain file names")
+    match state.get(name):
+        case {"global_shape": list(sizes)} if len(sizes) <= _MOST_DIMENSIONS and all(map(_is_size, sizes)):
+            shape = tuple(sizes)
+        case other:
+            raise ValueError(f"{METADATA}: what it says of {name!r:.80} is {other!r:.80}, expected a global_shape")
+    if len(offset) != len(shape):
+        raise ValueError(f"{METADATA}: {name!r:.80} has shape {list(shape)} but a piece at {list(offset)}")
+    return Piece(name=name, global_shape=shape, offset=offset, file_name=file_name)
+
+
+def _parse_key(key: str) -> tuple[str, tuple[int, ...]]:
+    match = _KEY.fullmatch(key)
+    if match is None:
+        raise ValueError(f"{METADATA}: cannot read the key {key!r:.80}, expected ('NAME', (OFFSET, ...))")
+    parts = [part.strip() for part in match["offset"].split(",") if part.strip()]
+    if any(not re.fullmatch(r"[0-9]{1,18}", part) for part in parts):
+        raise ValueError(f"{METADATA}: cannot read the offset in the key {key!r:.80}")
+    return _ESCAPE.sub(_unescape, match["name"][1:-1]), tuple(int(part) for part in parts)
+
+
+def _unescape(match: re.Match[str]) -> str:
+    code = match[1]
+    if len(code) > 1:
+        number = int(code[1:], 16)
+        return chr(number) if number < 0x110000 else match[0]
+    return _PLAIN_ESCAPES.get(code, match[0])
+
+
+def _is_size(size: Any) -> bool:
+    return type(size) is int and 0 <= size < 1 << 63

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 _WRAPPERS = ("module.", "_orig_mod.")
 """What DistributedDataParallel and torch.compile put before every name."""
+_PARALLEL = (nn.parallel.DistributedDataParallel, nn.DataParallel)
+"""Wrappers that put `module.` before the names of a part: told by type, since a user's own part may be called so."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,10 +55,24 @@ def clean_names(names: Iterable[str]) -> dict[str, str]:
     return clean
 
 
+def entry_names(module: nn.Module, names: Iterable[str]) -> dict[str, str]:
+    """Entries of a module's state dict -> their clean names, also where only a part of the module is wrapped."""
+    wrapped = [path + ".module." for path, each in module.named_modules() if path and isinstance(each, _PARALLEL)]
+    short = {name: name for name in names}
+    # Outer ones last: taking a part out of a name leaves what stands before it as it was.
+    for head in sorted(wrapped, key=len, reverse=True):
+        inner = head.removesuffix("module.")
+        short = {
+            name: inner + each.removeprefix(head) if each.startswith(head) else each for name, each in short.items()
+        }
+    clean = clean_names(short.values())
+    return {name: clean[each] for name, each in short.items()}
+
+
 def live_state(module: nn.Module, *, prefix: str = "") -> dict[str, Any]:
     """The module's own tensors (not copies) and other entries, by clean name."""
     state = module.state_dict(keep_vars=True)
-    clean = clean_names(state)
+    clean = entry_names(module, state)
     return {prefix + clean[name]: value for name, value in state.items()}
 
 

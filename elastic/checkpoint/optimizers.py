@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,22 +27,32 @@ def capture_optimizer(optimizer: Optimizer, *, key: str, names: Mapping[int, str
 
     Tensors are called `<state>.<parameter>`, for example `exp_avg.embed.weight`.
     """
+    members = [_member_names(group["params"], key, names) for group in optimizer.param_groups]
+    return encode_packed(optimizer.state_dict(), members, prefix=prefix)
+
+
+def encode_packed(packed: Mapping[str, Any], members: Sequence[Sequence[str]], *, prefix: str = "") -> OptimizerState:
+    """Turn what an optimizer's `state_dict` gave into tensors and JSON. `members`: names of each group's parameters.
+
+    Raises:
+        CheckpointError: something that cannot be stored, or would be stored under one name twice.
+    """
     tensors: dict[str, Tensor] = {}
 
     def keep(name: str, tensor: Tensor) -> str:
+        if name in tensors:
+            raise CheckpointError(f"the optimizer has two entries that would both be stored as {name!r}")
         tensors[name] = tensor
         return name
 
-    packed = optimizer.state_dict()
     groups: list[dict[str, Any]] = []
     state: dict[str, Any] = {}
-    for at, (live, group) in enumerate(zip(optimizer.param_groups, packed["param_groups"], strict=True)):
-        members = _member_names(live["params"], key, names)
+    for at, (group, own) in enumerate(zip(packed["param_groups"], members, strict=True)):
         settings = {name: value for name, value in group.items() if name not in ("params", "param_names")}
         head = f"{prefix}group.{at}"
         encoded = {name: encode(value, path=f"{head}.{name}", sink=keep) for name, value in settings.items()}
-        groups.append({"params": members, "settings": encoded})
-        for member, index in zip(members, group["params"], strict=True):
+        groups.append({"params": list(own), "settings": encoded})
+        for member, index in zip(own, group["params"], strict=True):
             if index in packed["state"]:
                 state[member] = _encode_state(packed["state"][index], member, prefix, keep)
     return OptimizerState(tensors=tensors, plain={"groups": groups, "state": state})
@@ -56,8 +66,16 @@ def _encode_state(entries: Mapping[Any, Any], member: str, prefix: str, keep: Si
 def match_optimizer(
     optimizer: Optimizer, plain: Mapping[str, Any], *, key: str, names: Mapping[int, str]
 ) -> tuple[list[int], Difference]:
-    """Find the saved group for each of the optimizer's groups, by the names of its members."""
+    """Find the saved group for each of the optimizer's groups, by the names of its members.
+
+    A state imported from a system that keeps no groups has None in their place: those of the optimizer stay.
+    """
     difference = Difference()
+    if plain["groups"] is None:
+        all_of_it = {name for group in optimizer.param_groups for name in _member_names(group["params"], key, names)}
+        difference.missing.extend(f"{key}: {name}" for name in sorted(all_of_it - plain["state"].keys()))
+        difference.extra.extend(f"{key}: {name}" for name in sorted(plain["state"].keys() - all_of_it))
+        return [], difference
     saved = [frozenset(group["params"]) for group in plain["groups"]]
     here = [frozenset(_member_names(group["params"], key, names)) for group in optimizer.param_groups]
     free = list(range(len(saved)))
@@ -73,9 +91,21 @@ def match_optimizer(
     difference.missing.extend(f"{key}: {name}" for name in sorted(all_here - all_saved))
     difference.extra.extend(f"{key}: {name}" for name in sorted(all_saved - all_here))
     if all_saved == all_here:
-        sizes = f"{[len(each) for each in saved]} in the checkpoint, {[len(each) for each in here]} here"
-        difference.unlike.append(f"parameter groups of {key} (members: {sizes})")
+        difference.unlike.append(
+            f"parameter groups of {key} ({_groups_text([saved[at] for at in free])} in the checkpoint, "
+            f"{_groups_text([each for each in here if each not in saved])} here)"
+        )
     return order, difference
+
+
+def _groups_text(groups: Sequence[frozenset[str]], *, most: int = 6) -> str:
+    """Groups that found no partner, as a person can compare them."""
+    texts = []
+    for members in groups:
+        names = sorted(members)
+        more = f" and {len(names) - most} more" if len(names) > most else ""
+        texts.append(f"[{', '.join(names[:most])}{more}]")
+    return " ".join(texts) or "none other"
 
 
 def apply_optimizer(
@@ -86,8 +116,10 @@ def apply_optimizer(
     packed = optimizer.state_dict()
     state: dict[int, dict[str, Any]] = {}
     by_name: dict[str, dict[str, Any]] = {}
-    for live, group, at in zip(optimizer.param_groups, packed["param_groups"], order, strict=True):
-        settings = plain["groups"][at]["settings"]
+    kept = plain["groups"]
+    found: list[dict[str, Any]] = [{} for _ in optimizer.param_groups] if kept is None else [kept[at] for at in order]
+    for live, group, saved in zip(optimizer.param_groups, packed["param_groups"], found, strict=True):
+        settings = saved.get("settings", {})
         group.update({name: decode(value, tensors=tensors) for name, value in settings.items()})
         for name, index in zip(_member_names(live["params"], key, names), group["params"], strict=True):
             if name in plain["state"]:

@@ -11,9 +11,10 @@ from typing import Any
 from elastic import events
 from elastic.checkpoint.adopting import publish_prepared
 from elastic.checkpoint.balanced import read_together
+from elastic.checkpoint.foreign import read_foreign
 from elastic.checkpoint.layout import TRACKER, CommitRecord, build_tracker
 from elastic.checkpoint.manifest import Manifest
-from elastic.checkpoint.reading import read_foreign, read_iteration, read_manifest
+from elastic.checkpoint.reading import read_iteration, read_manifest
 from elastic.checkpoint.restoring import Attempt, Plan, plan_restore
 from elastic.checkpoint.rng import apply_rng
 from elastic.checkpoint.root import RootIdentity

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,7 +81,7 @@ def describe(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         note: dict[str, Any] = {}
         if tensor.dtype == torch.complex128:
             note["dtype"] = "complex128"
-        if not tensor.is_contiguous() and _is_dense(tensor):
+        if not tensor.is_contiguous() and _is_dense(tensor.shape, tensor.stride()):
             note["strides"] = list(tensor.stride())
         if note:
             notes[name] = note
@@ -120,13 +120,25 @@ def decode_shard(data: bytes, *, file_name: str) -> dict[str, Tensor]:
         raise CheckpointDamaged(f"{file_name} is not a readable safetensors file: {error}") from error
 
 
-def original_form(tensor: Tensor, note: Mapping[str, Any] | None) -> Tensor:
-    """Give a tensor read from a file the dtype and strides that `describe` noted."""
+def original_form(tensor: Tensor, note: Any) -> Tensor:
+    """Give a tensor read from a file the dtype and strides that `describe` noted.
+
+    Raises:
+        CheckpointDamaged: a note that `describe` cannot have made for it.
+    """
     if not note:
         return tensor
+    if not isinstance(note, dict):
+        raise CheckpointDamaged(f"a note on a tensor is {note!r:.60}, expected an object")
     if note.get("dtype") == "complex128":
+        if tensor.dtype != torch.float64 or tensor.shape[-1:] != (2,):
+            raise CheckpointDamaged(f"{tensor.dtype} {list(tensor.shape)} cannot be a stored complex128")
         tensor = torch.view_as_complex(tensor)
     if (strides := note.get("strides")) is not None:
+        # Strides with gaps would make a small file ask for any amount of memory.
+        sound = isinstance(strides, list) and len(strides) == tensor.dim() and all(map(_is_stride, strides))
+        if not sound or not _is_dense(tensor.shape, strides):
+            raise CheckpointDamaged(f"strides {strides!r:.60} do not fill a tensor of shape {list(tensor.shape)}")
         shaped = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype)
         tensor = shaped.copy_(tensor)
     return tensor
@@ -145,10 +157,14 @@ def _storable(name: str, tensor: Tensor) -> Tensor:
     return plain.to("cpu").contiguous()
 
 
-def _is_dense(tensor: Tensor) -> bool:
+def _is_stride(stride: Any) -> bool:
+    return type(stride) is int and 0 <= stride < 1 << 63
+
+
+def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Whether the elements fill their memory without gap or overlap, in whatever order of dimensions."""
     expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+    for stride, size in sorted(zip(strides, shape, strict=True)):
         if size != 1:
             if stride != expected:
                 return False

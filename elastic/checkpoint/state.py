@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 from elastic.checkpoint import modules, optimizers
 from elastic.checkpoint.modules import Difference
 from elastic.checkpoint.shards import describe
-from elastic.checkpoint.values import decode, encode
-from elastic.errors import CheckpointError
+from elastic.checkpoint.values import check_references, decode, encode
+from elastic.errors import CheckpointError, ElasticError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +95,7 @@ def prepare(captured: Captured, tracked: Mapping[str, Any], *, weights_only: boo
         _extend(difference, unlike)
     orders: dict[str, list[int]] = {}
     if not weights_only:
+        check_references(objects)
         _compare_objects(objects, parts, difference)
         orders = _match_optimizers(objects, parts, difference)
     if lines := difference.lines():
@@ -106,12 +107,20 @@ def prepare(captured: Captured, tracked: Mapping[str, Any], *, weights_only: boo
         )
 
     def apply() -> None:
-        for target, source in pairs:
-            modules.copy_into(target, source)
-        if weights_only:
-            _refresh_masters(parts)
-        else:
-            _apply_objects(captured, parts, orders)
+        try:
+            for target, source in pairs:
+                modules.copy_into(target, source)
+            if weights_only:
+                _refresh_masters(parts)
+            else:
+                _apply_objects(captured, parts, orders)
+        except ElasticError:
+            raise
+        except Exception as error:  # load_state_dict is the user's, and may raise anything
+            raise CheckpointError(
+                f"a tracked object refused its state, {type(error).__name__}: {error}. What is in memory now is a "
+                "mixture: end this process; the files are as they were."
+            ) from error
 
     return apply
 
@@ -139,7 +148,7 @@ def _refresh_masters(parts: _Sorted) -> None:
 def _apply_others(module: nn.Module, prefix: str, others: Mapping[str, Any]) -> None:
     """Give each submodule its extra state back, through the one door that it has."""
     state = module.state_dict(keep_vars=True)
-    clean = modules.clean_names(state)
+    clean = modules.entry_names(module, state)
     for name in state:
         if (value := others.get(prefix + clean[name])) is not None:
             owner = name.rpartition(".")[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from elastic.checkpoint.huggingface import INDEX, SINGLE, is_huggingface, parse_index
 from elastic.checkpoint.layout import (
     COMMON,
     MANIFEST,
@@ -99,7 +100,7 @@ def judge(root: str, place: str, *, iteration: int | None, storage: Storage, asi
     """What one directory holds; a fault becomes the `problem`. `iteration`: what its name says, if that says any."""
     directory = os.path.join(root, place)
     names = _names(directory, storage)
-    if names and MANIFEST not in names and (COMMON in names or METADATA in names or _model_shards(names)):
+    if MANIFEST not in names and (_model_shards(names) or is_huggingface(names) or {COMMON, METADATA} & set(names)):
         return _judge_foreign(directory, place, iteration or 0, names, storage, aside)
     try:
         data = read_small(os.path.join(directory, MANIFEST), storage=storage, limit_bytes=MAX_JSON_BYTES)
@@ -137,10 +138,14 @@ def _judge_foreign(
     directory: str, place: str, iteration: int, names: list[str], storage: Storage, aside: bool
 ) -> Found:
     """A directory that another system wrote: no checksums there, so only existence can be judged."""
-    problem = None if _model_shards(names) else "it holds no model shard"
+    problem = None if _model_shards(names) or is_huggingface(names) else "it holds no model shard"
     consumed_samples = 0
     ckpt_status = None
     try:
+        if INDEX in names and SINGLE not in names:
+            data = read_small(os.path.join(directory, INDEX), storage=storage, limit_bytes=MAX_JSON_BYTES)
+            if gone := sorted(set(parse_index(data).values()) - set(names)):
+                problem = f"{gone[0]} is missing"
         if METADATA in names:
             data = read_small(os.path.join(directory, METADATA), storage=storage, limit_bytes=MAX_JSON_BYTES)
             wanted = {piece.file_name for piece in parse_metadata(data)}

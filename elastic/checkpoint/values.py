@@ -17,6 +17,9 @@ from elastic.errors import CheckpointDamaged, CheckpointError
 _TAG = "$"
 """The key that marks an object as one of ours and not a plain dict."""
 
+_SCALARS = "biufcUS"
+"""Kinds of numpy scalars that come back: numbers and texts, no objects. (g, G are the long ones: not portable.)"""
+
 Sink = Callable[[str, Tensor], str]
 """Takes (path, tensor), keeps the tensor, gives the name it is kept under."""
 
@@ -35,7 +38,11 @@ def encode(value: Any, *, path: str, sink: Sink) -> Any:
         return {_TAG: "tensor", "name": sink(path, value.detach())}
     if isinstance(value, numpy.ndarray) and value.dtype.kind in "biufc":
         return {_TAG: "ndarray", "name": sink(path, torch.from_numpy(value.copy()))}
-    if isinstance(value, numpy.generic):
+    if (
+        isinstance(value, numpy.generic)
+        and value.dtype.kind in _SCALARS
+        and not isinstance(value.item(), numpy.generic)
+    ):
         return {_TAG: "scalar", "dtype": value.dtype.str, "value": encode(value.item(), path=path, sink=sink)}
     if isinstance(value, torch.dtype):
         return {_TAG: "dtype", "value": str(value).removeprefix("torch.")}
@@ -72,6 +79,27 @@ def _dict_kind(value: Mapping[Any, Any]) -> str | None:
     return kinds.get(type(value))
 
 
+def check_references(plain: Any) -> None:
+    """Refuse a state that uses one tensor in several places: a small file could ask for any amount of memory.
+
+    Raises:
+        CheckpointDamaged: `encode` never makes such a state.
+    """
+    seen: set[str] = set()
+    left = [plain]
+    while left:
+        each = left.pop()
+        if isinstance(each, list):
+            left.extend(each)
+        elif isinstance(each, dict):
+            if each.get(_TAG) in ("tensor", "ndarray"):
+                name = str(each.get("name"))
+                if name in seen:
+                    raise CheckpointDamaged(f"the state uses the tensor {name!r:.80} in several places")
+                seen.add(name)
+            left.extend(each.values())
+
+
 def decode(plain: Any, *, tensors: Mapping[str, Tensor]) -> Any:
     """Turn what `encode` made back into the value; tensors are copies of the named ones."""
     if isinstance(plain, list):
@@ -82,7 +110,7 @@ def decode(plain: Any, *, tensors: Mapping[str, Tensor]) -> Any:
         return {key: decode(item, tensors=tensors) for key, item in plain.items()}
     try:
         return _decode_tagged(plain[_TAG], plain, tensors)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise CheckpointDamaged(f"cannot read back the state {plain!r:.120}: {error!r}") from error
 
 
@@ -97,9 +125,9 @@ def _decode_tagged(kind: str, plain: dict[str, Any], tensors: Mapping[str, Tenso
         case "complex":
             return complex(*(float(part) for part in plain["value"]))
         case "scalar":
-            return numpy.dtype(plain["dtype"]).type(decode(plain["value"], tensors=tensors))
+            return _scalar(plain["dtype"], decode(plain["value"], tensors=tensors))
         case "dtype":
-            return getattr(torch, plain["value"])
+            return _dtype(plain["value"])
         case "bytes":
             return base64.b64decode(plain["value"])
     makers: dict[str, Callable[[Any], Any]] = {
@@ -111,3 +139,17 @@ def _decode_tagged(kind: str, plain: dict[str, Any], tensors: Mapping[str, Tenso
         "counter": lambda pairs: Counter(dict(pairs)),
     }
     return makers[kind](decode(plain["items"], tensors=tensors))
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name)
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"torch.{name} is not a dtype")
+    return found
+
+
+def _scalar(name: str, value: Any) -> Any:
+    dtype = numpy.dtype(name)
+    if dtype.kind not in _SCALARS:
+        raise ValueError(f"numpy's {name} is not a type of numbers")
+    return dtype.type(value)

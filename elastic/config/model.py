@@ -173,6 +173,10 @@ class RendezvousSettings:
         default=10.0,
         metadata=_about("give up when etcd has not answered for this long at the start", unit="s", above=0),
     )
+    unconfirmed_limit_s: float = field(
+        default=300.0,
+        metadata=_about("train on for so long without word from etcd; nothing is committed", unit="s", least=0),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,24 +19,28 @@ class Replica:
     def __init__(self, model: nn.Module, group: Collectives) -> None:
         self.model = model
         self._group = group
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._parameters: list[nn.Parameter] = []
         self._flats: list[torch.Tensor] = []
-        self._views: list[torch.Tensor] = [torch.empty(0)] * len(self._parameters)
-        self._lay_out()
+        self._views: list[torch.Tensor] = []
 
     def align(self) -> None:
         """Make parameters and buffers equal to rank 0's."""
         for tensor in [*self.model.parameters(), *self.model.buffers()]:
             data = tensor.detach()
-            if data.is_contiguous():
-                self._group.broadcast_(data)
-            else:
-                copy = data.contiguous()
-                self._group.broadcast_(copy)
-                data.copy_(copy)
+            whole = data.contiguous()
+            # As bytes: gloo does not know every type.
+            self._group.broadcast_(whole.reshape(-1).view(torch.uint8))
+            if whole.data_ptr() != data.data_ptr():
+                data.copy_(whole)
 
     def begin_step(self) -> None:
-        """Zero the gradients and put the views back in case somebody took them away (zero_grad does)."""
+        """Zero the gradients and put the views back in case somebody took them away (zero_grad does).
+
+        What is trained may change from step to step: parameters frozen, unfrozen or replaced, on all ranks alike.
+        """
+        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        if [id(parameter) for parameter in trained] != [id(parameter) for parameter in self._parameters]:
+            self._lay_out(trained)
         for flat in self._flats:
             flat.zero_()
         for parameter, view in zip(self._parameters, self._views, strict=True):
@@ -60,8 +64,15 @@ class Replica:
         for flat in self._flats:
             flat.mul_(factor)
 
-    def _lay_out(self) -> None:
-        kinds = {(p.dtype, p.device) for p in self._parameters}
+    def _lay_out(self, trained: list[nn.Parameter]) -> None:
+        kept = {id(parameter) for parameter in trained}
+        for parameter in self._parameters:
+            if id(parameter) not in kept:
+                parameter.grad = None  # a zero gradient would still let weight decay and momentum move it
+        self._parameters = trained
+        self._flats = []
+        self._views = [torch.empty(0)] * len(trained)
+        kinds = {(p.dtype, p.device) for p in trained}
         for dtype, device in sorted(kinds, key=str):
             members = [n for n, p in enumerate(self._parameters) if (p.dtype, p.device) == (dtype, device)]
             flat = torch.zeros(sum(self._parameters[n].numel() for n in members), dtype=dtype, device=device)

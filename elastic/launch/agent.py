@@ -8,8 +8,8 @@ a joining one or a planned leave costs nothing.
 from __future__ import annotations
 
 import logging
+import math
 import os
-import signal
 import sys
 from typing import Any, NoReturn
 
@@ -17,22 +17,27 @@ from torch.distributed.elastic.agent.server.api import RunResult, Worker, Worker
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import SignalException
 
-from elastic.errors import ElasticError, ExitCode
+from elastic.errors import ElasticError, ExitCode, Preempted, UsageError
 from elastic.events import Cause, Fencing, JobEnded, Outcome, RoundOpened, WorkerLost, WorkerStarted
-from elastic.launch.exits import Ending, Verdict, WorkerExit, cause_of, describe, judge
+from elastic.launch.exits import Ending, Verdict, WorkerExit, cause_of, describe, fault_of, judge
 from elastic.launch.processes import WorkerProcesses
 from elastic.launch.stage import Stage
+from elastic.launch.stall import kill_stopped
+from elastic.launch.stall_watch import Finding
 from elastic.rendezvous.errors import JobClosed
-from elastic.rendezvous.membership import Membership
-from elastic.rendezvous.model import FailureReport
+from elastic.rendezvous.membership import Membership, Regroup
+from elastic.rendezvous.model import FailureReport, Phase
 from elastic.world import GENERATION
 
 logger = logging.getLogger(__name__)
 
 SETTLE_S = 1.0
 """How long workers of a broken generation may take to end by themselves: enough to end a commit under way."""
+VAIN_S = 0.2
+"""The same where they wait for peers that were found silent: nothing was done for longer than that already."""
 FINISH_S = 60.0
 """How long a node that is done waits for the others: they end at the same step, but their last save may be slower."""
+_FINISH_SLICE_S = 0.5
 PLANNED_S = 120.0
 """How long a planned regroup may take to reach a step boundary and save."""
 
@@ -53,12 +58,11 @@ class Agent(LocalElasticAgent):
             SystemExit: with a documented exit code, where the job does not end in success.
         """
         try:
-            self._stage.start(slots=self._worker_group.spec.local_world_size)
-            return self._generations()
+            return self._until_told()
         except JobClosed as closed:
             return self._closed(closed)
-        except SignalException as signalled:
-            self._leave(signalled.sigval)
+        except Preempted as error:
+            self._end(Outcome.PREEMPTED, error.exit_code, str(error))
         except ElasticError as error:
             self._end(Outcome.FAILED, error.exit_code, str(error))
         finally:
@@ -67,10 +71,19 @@ class Agent(LocalElasticAgent):
                 self._workers.close()
             self._stage.stop()
 
+    def _until_told(self) -> RunResult:
+        if not isinstance(self._worker_group.spec.entrypoint, str):
+            raise UsageError("workers must be started as programs; leave out torchrun's --run-path")
+        try:
+            self._stage.start(slots=self._worker_group.spec.local_world_size)
+            return self._generations()
+        except SignalException as signalled:
+            self._leave(signalled.sigval.name)
+
     def _generations(self) -> RunResult:
         report: FailureReport | None = None
         while True:
-            membership = self._stage.join(report)
+            membership = self._join(report)
             self._start_generation(membership)
             verdict = self._live()
             logger.info("generation %d is over here: %s", membership.generation, verdict.reason)
@@ -78,24 +91,37 @@ class Agent(LocalElasticAgent):
                 self._finish()
             report = verdict.report
 
+    def _join(self, report: FailureReport | None) -> Membership:
+        try:
+            return self._stage.join(report)
+        except Preempted:
+            self._stage.signals.check()
+            raise
+
     def _finish(self) -> NoReturn:
         """This node is done; the others end at the same step. Raises JobClosed."""
-        self._stage.coordinator.done()
-        closed = self._stage.coordinator.wait_closed(FINISH_S)
-        raise closed or JobClosed(
-            outcome=Outcome.SUCCEEDED, exit_code=0, reason="done here; the others did not say so yet"
-        )
+        coordinator, clock = self._stage.coordinator, self._stage.clock
+        coordinator.done()
+        until_s = clock.monotonic_s() + FINISH_S
+        while True:
+            closed = coordinator.wait_closed(_FINISH_SLICE_S)
+            world = coordinator.world()
+            heard = world is not None and world.phase is Phase.CLOSED
+            # A signal ends only the waiting: what is done is done.
+            if heard or self._stage.signals.received or clock.monotonic_s() >= until_s:
+                raise closed
 
     def _start_generation(self, membership: Membership) -> None:
         group: Any = self._worker_group  # torch declares its fields None and fills them later
         group.workers = _workers_of(membership, group.spec)
         group.store = membership  # only to be there: the ranks were agreed through etcd
         group.group_rank = membership.seat.group_rank
-        group.group_world_size = len(membership.world.seats)
+        group.group_world_size = membership.world.nodes
         group.master_addr = membership.store_address
         group.master_port = membership.store_port
-        os.environ[GENERATION] = str(membership.generation)
-        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        self._stage.export(
+            {GENERATION: str(membership.generation), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+        )
         self._stage.server.begin_generation()
         pids = self._start_workers(group)
         context = self._pcontext
@@ -110,33 +136,63 @@ class Agent(LocalElasticAgent):
             clock=self._stage.clock,
         )
         group.state = WorkerState.HEALTHY
+        self._stage.stall.begin(membership)
 
     def _live(self) -> Verdict:
         """Wait until this node's part of the generation is over, and end what is left of it."""
         workers = self._workers
         assert workers is not None  # a generation was started
-        planned_until_s: float | None = None
+        known: Regroup | None = None
+        until_s = math.inf
         clock = self._stage.clock
         while workers.running and not workers.failed:
+            self._stage.signals.check()
+            self._stage.coordinator.check()
             regroup = self._stage.coordinator.regroup()
-            if regroup is not None and planned_until_s is None:
-                self._stage.observer.fault(regroup.cause)
-                self._stage.observer.emit(RoundOpened(cause=regroup.cause, reason=regroup.reason))
-                logger.info("regroup: %s", regroup.reason)
-                planned_until_s = clock.monotonic_s() + (PLANNED_S if regroup.planned else SETTLE_S)
-                if regroup.planned:
-                    self._stage.server.regroup()
-            left_s = None if planned_until_s is None else planned_until_s - clock.monotonic_s()
-            if left_s is not None and left_s <= 0:
+            if regroup is not None and (known is None or (known.planned and not regroup.planned)):
+                # A planned end may become an unplanned one: whoever waits for a lost peer waits in vain.
+                until_s = min(until_s, clock.monotonic_s() + self._end_within_s(regroup))
+                self._ending(regroup)
+                known = regroup
+            if known is None or known.planned:
+                found = self._stage.stall.look(workers.pids)
+                if found.give_up:
+                    self._give_up(found.give_up)
+                    break
+                for pid in found.stopped:
+                    logger.warning("the worker with pid %d was stopped by somebody: it is killed", pid)
+                    kill_stopped(pid)
+            else:
+                found = Finding(until_s=math.inf)
+            now_s = clock.monotonic_s()
+            if now_s >= until_s:
                 break
-            workers.wait(limit_s=left_s)
+            left_s = max(0.0, min(until_s, found.until_s) - now_s)
+            workers.wait(limit_s=None if math.isinf(left_s) else left_s)
         return self._settle(workers)
+
+    def _ending(self, regroup: Regroup) -> None:
+        self._stage.observer.fault(regroup.cause)
+        self._stage.observer.emit(RoundOpened(cause=regroup.cause, reason=regroup.reason))
+        logger.info("regroup: %s", regroup.reason)
+        if regroup.planned:
+            self._stage.server.regroup()
+
+    def _give_up(self, reason: str) -> None:
+        """Whether this node's generation still is the present one cannot be known: its workers must not go on."""
+        self._stage.observer.fault(Cause.NODE_LOST)
+        self._stage.observer.emit(Fencing(what="worker", reason=reason))
+        logger.warning("the workers are stopped: %s", reason)
+
+    def _end_within_s(self, regroup: Regroup) -> float:
+        return PLANNED_S if regroup.planned else VAIN_S if self._stage.stall.blames else SETTLE_S
 
     def _settle(self, workers: WorkerProcesses) -> Verdict:
         # The fault counts from here, before waiting for those that must still end.
         if workers.failed:
-            self._stage.observer.fault(Cause.PEER_LOST if self._all_blameless(workers) else Cause.WORKER_EXIT)
-        workers.let_end(limit_s=SETTLE_S)
+            ended = [self._exit_of(local_rank) for local_rank in workers.ended]
+            self._stage.observer.fault(fault_of(ended))
+        workers.let_end(limit_s=SETTLE_S if not self._stage.stall.blames else VAIN_S)
         exits = [self._exit_of(end.local_rank) for end in workers.ended.values()]
         verdict = judge(
             exits,
@@ -154,10 +210,6 @@ class Agent(LocalElasticAgent):
         self._pcontext = None
         return verdict
 
-    def _all_blameless(self, workers: WorkerProcesses) -> bool:
-        blameless = (ExitCode.PEER_LOST, ExitCode.REGROUP, ExitCode.DONE)
-        return all(self._exit_of(local_rank).meant in blameless for local_rank in workers.ended)
-
     def _exit_of(self, local_rank: int) -> WorkerExit:
         assert self._workers is not None  # called while settling
         end = self._workers.ended[local_rank]
@@ -169,21 +221,17 @@ class Agent(LocalElasticAgent):
             told=self._stage.told(end.pid),
         )
 
-    def _leave(self, signal_number: signal.Signals) -> NoReturn:
+    def _leave(self, signal_name: str) -> NoReturn:
         """A planned leave: finish the step, save, go; a second signal ends it at once."""
-        logger.info("received %s: finishing the step and leaving", signal_number.name)
-        finished = False
-        try:
-            self._stage.coordinator.leave()
-            if self._workers is not None:
-                self._stage.server.regroup()
-                self._workers.let_end(limit_s=self._grace_s)
-                finished = all(end.exit_code == 0 for end in self._workers.ended.values())
-        except SignalException:
-            logger.warning("a second signal: ending at once")
-        if finished:
-            self._end(Outcome.SUCCEEDED, ExitCode.DONE, "the run finished while leaving")
-        self._end(Outcome.PREEMPTED, ExitCode.PREEMPTED, f"left on {signal_number.name}; please requeue")
+        logger.info("received %s: finishing the step and leaving", signal_name)
+        self._stage.signals.defer()
+        self._stage.leave()
+        if self._workers is not None:
+            self._stage.server.regroup()
+            self._workers.let_end(limit_s=self._grace_s, hurry=lambda: len(self._stage.signals.received) > 1)
+            if all(self._exit_of(local_rank).meant == ExitCode.DONE for local_rank in self._workers.ended):
+                self._end(Outcome.SUCCEEDED, ExitCode.DONE, "the run finished while leaving")
+        raise Preempted(f"left on {signal_name}; please requeue")
 
     def _closed(self, closed: JobClosed) -> RunResult:
         if closed.outcome is not Outcome.SUCCEEDED:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import errno
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,8 +28,11 @@ class WorkerExit:
     @property
     def meant(self) -> int:
         """The exit code that the worker announced, else the real one. Taking down a broken process group may crash
-        a worker after its last word; what it said is why it ended."""
-        return self.told.exit_code if self.told is not None else self.exit_code
+        a worker after its last word; what it said is why it ended. One that said that it has finished may still fail
+        in what its program does afterwards, but a crash of torch's on the way out is none of it."""
+        if self.told is None or (self.told.exit_code == ExitCode.DONE and self.exit_code >= 0):
+            return self.exit_code
+        return self.told.exit_code
 
 
 class Ending(enum.Enum):
@@ -51,6 +55,8 @@ class Verdict:
 
 _BLAMELESS = {ExitCode.DONE, ExitCode.PEER_LOST, ExitCode.REGROUP, ExitCode.PREEMPTED}
 
+_NODE_ERRORS = (errno.EIO, errno.ENOSPC, errno.EROFS, errno.EDQUOT)
+
 
 def judge(exits: Sequence[WorkerExit], *, step: int, committed_steps: int, killed: frozenset[int]) -> Verdict:
     """Weigh the ends of all workers of a node.
@@ -62,7 +68,7 @@ def judge(exits: Sequence[WorkerExit], *, step: int, committed_steps: int, kille
         killed: pids that the agent itself killed; their signal says nothing.
     """
     own = [end for end in exits if end.pid not in killed]
-    if own and all(end.exit_code == ExitCode.DONE for end in exits):
+    if own and all(end.meant == ExitCode.DONE for end in exits):
         return Verdict(ending=Ending.FINISHED, reason="all workers of this node finished")
     guilty = sorted((end for end in own if end.meant not in _BLAMELESS), key=lambda end: end.order)
     if guilty:
@@ -81,6 +87,12 @@ def cause_of(end: WorkerExit) -> Cause:
     if end.meant == ExitCode.PEER_LOST:
         return Cause.PEER_LOST
     return Cause.WORKER_SIGNAL if end.meant < 0 else Cause.WORKER_EXIT
+
+
+def fault_of(exits: Sequence[WorkerExit]) -> Cause:
+    """What a generation broke on, from those that have ended: the first that is to blame, else a lost peer."""
+    guilty = sorted((end for end in exits if end.meant not in _BLAMELESS), key=lambda end: end.order)
+    return cause_of(guilty[0]) if guilty else Cause.PEER_LOST
 
 
 def describe(end: WorkerExit) -> str:
@@ -105,7 +117,14 @@ def _report(end: WorkerExit, *, step: int, committed_steps: int) -> FailureRepor
         text=told.text if told else describe(end),
         exit_code=end.meant,
         committed_steps=committed_steps,
+        node_local=told is not None and _blames_the_node(told.text),
     )
+
+
+def _blames_the_node(text: str) -> bool:
+    """Whether a traceback ends with a disk that is full, broken or read-only: another node may do better."""
+    last_line = text.strip().rpartition("\n")[2]
+    return any(f"[Errno {number}]" in last_line for number in _NODE_ERRORS)
 
 
 def _signal_name(number: int) -> str:

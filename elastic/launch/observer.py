@@ -20,6 +20,7 @@ from elastic.events import (
     decode,
 )
 from elastic.launch.recovery import RecoveryWatch
+from elastic.launch.stall import Pace
 from elastic.metrics.fold import Metrics
 from elastic.rendezvous.model import World
 
@@ -39,7 +40,14 @@ class Observer:
         self._is_leader = is_leader
         self._generation = 0
         self._watch = RecoveryWatch()
+        self._pace = Pace(advanced_s=clock.monotonic_s())
         self._lock = threading.Lock()
+
+    @property
+    def pace(self) -> Pace:
+        """How the present generation advances on this node."""
+        with self._lock:
+            return self._pace
 
     @property
     def step(self) -> int:
@@ -62,7 +70,10 @@ class Observer:
         record = Record(
             time_s=self._clock.wall_s(), node=self._node, rank=None, generation=self._generation, event=event
         )
-        self._file.append(record)
+        try:
+            self._file.append(record)
+        except OSError as error:
+            logger.error("an event could not be written (%s): %s", error, event)
         self._metrics.apply(record)
 
     def fault(self, cause: Cause) -> None:
@@ -77,11 +88,13 @@ class Observer:
             return
         self._metrics.apply(record)
         recovered: Recovered | None = None
+        now_s = self._clock.monotonic_s()
         with self._lock:
+            step = record.event.iteration if isinstance(record.event, StepCommitted) else None
+            self._pace = self._pace.advanced(step=step, now_s=now_s)
             if isinstance(record.event, Restored):
                 self._watch.restored(record.event)
             elif isinstance(record.event, StepCommitted):
-                now_s = self._clock.monotonic_s()
                 recovered = self._watch.committed(record.event, generation=record.generation, now_s=now_s)
         if recovered is not None and self._is_leader():
             self.emit(recovered)
@@ -95,6 +108,8 @@ class Observer:
     def new_generation(self, world: World, *, previous: World | None) -> None:
         """A world was formed; the leader says how it differs from the one before."""
         self._generation = world.generation
+        with self._lock:
+            self._pace = Pace(advanced_s=self._clock.monotonic_s())
         if not self._is_leader() or previous is None:
             return
         for event in changes(previous, world):
@@ -104,8 +119,8 @@ class Observer:
 def changes(previous: World, world: World) -> list[Event]:
     """How the membership differs between two generations."""
     before, here = ({seat.agent for seat in each.seats} for each in (previous, world))
-    if before == here:
-        return []
     old, new = previous.world_size, world.world_size
+    if before == here and old == new:
+        return []
     direction = Direction.UP if new > old else Direction.DOWN if new < old else Direction.SAME
     return [Rescaled(direction=direction, cause=world.cause, old_world_size=old, new_world_size=new)]

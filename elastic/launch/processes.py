@@ -6,7 +6,7 @@ import os
 import selectors
 import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from elastic.clock import Clock
@@ -19,7 +19,9 @@ class WakePipe:
         self.fd, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def wake(self) -> None:
-        """End the present or the next wait. Safe from any thread."""
+        """End the present or the next wait. Safe from any thread and in a signal handler; nothing once closed."""
+        if self._write < 0:
+            return
         try:
             os.write(self._write, b"x")
         except BlockingIOError:
@@ -35,8 +37,9 @@ class WakePipe:
 
     def close(self) -> None:
         """Close both ends."""
+        write, self._write = self._write, -1
+        os.close(write)
         os.close(self.fd)
-        os.close(self._write)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +74,11 @@ class WorkerProcesses:
         return len(self.ended) < len(self._processes)
 
     @property
+    def pids(self) -> list[int]:
+        """Those that have not ended."""
+        return [process.pid for local_rank, process in self._processes.items() if local_rank not in self.ended]
+
+    @property
     def failed(self) -> bool:
         """Whether some worker ended with anything but 0."""
         return any(end.exit_code != 0 for end in self.ended.values())
@@ -85,10 +93,14 @@ class WorkerProcesses:
                 self._reap(key.data)
         return bool(ready)
 
-    def let_end(self, *, limit_s: float) -> None:
-        """Give the workers so long to end by themselves, then kill those left and wait for them."""
+    def let_end(self, *, limit_s: float, hurry: Callable[[], bool] = lambda: False) -> None:
+        """Give the workers so long to end by themselves, then kill those left and wait for them.
+
+        Args:
+            hurry: asked after each wake-up; True cuts the time short.
+        """
         until_s = self._clock.monotonic_s() + limit_s
-        while self.running and (left_s := until_s - self._clock.monotonic_s()) > 0:
+        while self.running and not hurry() and (left_s := until_s - self._clock.monotonic_s()) > 0:
             self.wait(limit_s=left_s)
         self.kill()
 
@@ -114,8 +126,11 @@ class WorkerProcesses:
         if ended is None or ended.si_status != 0:
             # What a broken worker had forked must not outlive it. Before it is reaped: until then its id is its own.
             _kill_group(process.pid)
+        exit_code = process.wait()
+        if exit_code != -signal.SIGKILL:
+            self.killed.discard(process.pid)  # it was quicker: its end is its own
         self.ended[local_rank] = Ended(
-            local_rank=local_rank, pid=process.pid, exit_code=process.wait(), order=len(self.ended)
+            local_rank=local_rank, pid=process.pid, exit_code=exit_code, order=len(self.ended)
         )
 
 

@@ -26,6 +26,7 @@ class RecoveryWatch:
         """The last step that this node saw committed."""
         self.committed_steps = 0
         """How many steps this node saw committed."""
+        self._generation = 0
         self._fault: Fault | None = None
         self._restored_steps: int | None = None
 
@@ -41,15 +42,19 @@ class RecoveryWatch:
 
     def committed(self, event: StepCommitted, *, generation: int, now_s: float) -> Recovered | None:
         """A step is done; the first one of a generation after the fault's ends the recovery."""
-        if event.iteration > self.step:
+        if generation > self._generation:
+            self._generation, self.step = generation, event.iteration
             self.committed_steps += 1
-        self.step = event.iteration
+        elif generation == self._generation and event.iteration > self.step:
+            # Each worker of the node tells, and not in step: the one ahead counts.
+            self.step = event.iteration
+            self.committed_steps += 1
         fault = self._fault
         if fault is None:
             return None
         if generation <= fault.generation:
             # A planned end: what is committed until then is not lost.
-            self._fault = replace(fault, reached_steps=event.iteration)
+            self._fault = replace(fault, reached_steps=max(fault.reached_steps, event.iteration))
             return None
         self._fault = None
         back_at = self._restored_steps if self._restored_steps is not None else event.iteration - 1

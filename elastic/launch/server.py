@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import selectors
 import shutil
@@ -15,12 +16,14 @@ from typing import Any
 
 from elastic.link import Answer, Failure, Lines, pack
 
+logger = logging.getLogger(__name__)
+
 _REGROUP = {"control": "regroup"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Callbacks:
-    """What the server calls, always from its own thread, one call at a time."""
+    """What the server calls, always from its own thread, one call at a time. What they raise is logged, no more."""
 
     event: Callable[[str], None]
     failure: Callable[[int, Failure], None]
@@ -33,6 +36,8 @@ class _Peer:
     socket: socket.socket
     lines: Lines = field(default_factory=Lines)
     pid: int = 0
+    sending: threading.Lock = field(default_factory=threading.Lock)
+    """Answers and requests come from different threads; a line must not end up inside another."""
 
 
 class WorkerServer:
@@ -47,11 +52,15 @@ class WorkerServer:
         self._listener.listen(64)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
-        self._wake_read, self._wake_write = os.pipe()
+        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC)
         self._selector.register(self._wake_read, selectors.EVENT_READ)
         self._peers: dict[int, _Peer] = {}
         self._lock = threading.Lock()
+        self._caught_up = threading.Condition(self._lock)
+        self._hearings_asked = 0
+        self._hearings_done = 0
         self._regroup_asked = False
+        self._stopping = False
         self._thread = threading.Thread(target=self._run, name="elastic-worker-server", daemon=True)
         self._thread.start()
 
@@ -68,8 +77,20 @@ class WorkerServer:
         with self._lock:
             self._regroup_asked = False
 
+    def hear_out(self, *, limit_s: float) -> bool:
+        """Wait until all that workers sent before is handled, the last words of one that has just ended too.
+
+        False when the limit ran out first: the server is busy with an answer.
+        """
+        with self._caught_up:
+            self._hearings_asked += 1
+            wanted = self._hearings_asked
+            os.write(self._wake_write, b"x")
+            return self._caught_up.wait_for(lambda: self._hearings_done >= wanted, limit_s)
+
     def stop(self) -> None:
         """Hang up on everyone and remove the socket."""
+        self._stopping = True
         os.write(self._wake_write, b"x")
         self._thread.join()
         for peer in self._peers.values():
@@ -81,35 +102,67 @@ class WorkerServer:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def _run(self) -> None:
-        while True:
-            for key, _ in self._selector.select():
-                if key.fileobj is self._listener:
-                    self._accept()
-                elif key.fileobj == self._wake_read:
-                    return
-                else:
-                    self._read(key.fd)
+        while not self._stopping:
+            keys = [key for key, _ in self._selector.select()]
+            self._serve(keys)
+            if any(key.fd == self._wake_read for key in keys):
+                self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Handle what waits until nothing does; then whoever had ended before is heard out."""
+        os.read(self._wake_read, 4096)
+        with self._lock:
+            asked = self._hearings_asked
+        while not self._stopping and (keys := self._waiting()):
+            self._serve(keys)
+        with self._caught_up:
+            self._hearings_done = asked
+            self._caught_up.notify_all()
+
+    def _waiting(self) -> list[selectors.SelectorKey]:
+        return [key for key, _ in self._selector.select(0) if key.fd != self._wake_read]
+
+    def _serve(self, keys: list[selectors.SelectorKey]) -> None:
+        for key in keys:
+            if self._stopping:
+                return
+            if key.fileobj is self._listener:
+                self._accept()
+            elif key.fd != self._wake_read:
+                self._read(self._peers[key.fd])
 
     def _accept(self) -> None:
-        connection, _ = self._listener.accept()
+        try:
+            connection, _ = self._listener.accept()
+        except OSError as error:
+            logger.warning("a worker could not be let in: %s", error)
+            return
         with self._lock:
             self._peers[connection.fileno()] = _Peer(connection)
         self._selector.register(connection, selectors.EVENT_READ)
 
-    def _read(self, fd: int) -> None:
-        peer = self._peers[fd]
+    def _read(self, peer: _Peer) -> None:
         try:
             data = peer.socket.recv(65536)
+            messages = peer.lines.feed(data)
         except ConnectionResetError:
-            data = b""
+            data, messages = b"", []
+        except ValueError as error:
+            logger.warning("the worker with pid %d sent what is no message (%s); hanging up", peer.pid, error)
+            data, messages = b"", []
+        for message in messages:
+            try:
+                self._handle(peer, message)
+            except Exception:  # whatever it is: this thread serves all workers, and nobody would see it end
+                logger.exception("a message of the worker with pid %d could not be handled", peer.pid)
         if not data:
-            self._selector.unregister(peer.socket)
-            with self._lock:
-                del self._peers[fd]
-            peer.socket.close()
-            return
-        for message in peer.lines.feed(data):
-            self._handle(peer, message)
+            self._hang_up(peer)
+
+    def _hang_up(self, peer: _Peer) -> None:
+        self._selector.unregister(peer.socket)
+        with self._lock:
+            del self._peers[peer.socket.fileno()]
+        peer.socket.close()
 
     def _handle(self, peer: _Peer, message: dict[str, Any]) -> None:
         if "event" in message:
@@ -123,12 +176,19 @@ class WorkerServer:
             if asked:
                 self._send(peer, _REGROUP)
         elif "ask" in message:
-            answer = self._callbacks.ask(message["ask"], message.get("value"))
-            self._send(peer, {"id": message["id"], "answer": asdict(answer)})
+            self._send(peer, {"id": message["id"], "answer": asdict(self._answer(message))})
+
+    def _answer(self, message: dict[str, Any]) -> Answer:
+        try:
+            return self._callbacks.ask(message["ask"], message.get("value"))
+        except Exception as error:  # noqa: BLE001 - because the worker waits for an answer, whatever went wrong
+            logger.warning("the request %r of a worker failed: %s", message["ask"], error)
+            return Answer(granted=False, reason=f"{type(error).__name__}: {error}")
 
     def _send(self, peer: _Peer, message: dict[str, Any]) -> None:
         try:
-            peer.socket.sendall(pack(message))
+            with peer.sending:
+                peer.socket.sendall(pack(message))
         except OSError:
             # The worker died meanwhile; its end is noticed by the agent's watch on the process.
             return

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import threading
 import uuid
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from types import FrameType
 
 import torch
-from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous.api import RendezvousParameters
 
 from elastic import __version__
@@ -22,9 +19,13 @@ from elastic.checkpoint.survey import highest_generation
 from elastic.clock import Clock
 from elastic.config.model import Settings
 from elastic.events import AgentStarted, EventFile, WorldFormed
+from elastic.launch.interface import interface_of
 from elastic.launch.observer import Observer
 from elastic.launch.processes import WakePipe
 from elastic.launch.server import Callbacks, WorkerServer
+from elastic.launch.signals import LeaveSignals
+from elastic.launch.stall_watch import StallWatch
+from elastic.launch.torch_details import take_signals
 from elastic.lifetime import AGENT_PID
 from elastic.link import Answer, Failure
 from elastic.metrics.exporter import Exporter
@@ -36,6 +37,10 @@ from elastic.rendezvous.model import World as Agreed
 from elastic.world import AGENT_SOCKET, EVENTS_PATH, JOB_ID, NODE
 
 logger = logging.getLogger(__name__)
+
+GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
+HEAR_OUT_S = 2.0
+"""How long to wait for the last words of workers that have ended; they are there already, and are only to be read."""
 
 
 class Stage:
@@ -59,6 +64,7 @@ class Stage:
         """
         self.clock = clock
         self.wake = WakePipe()
+        self.signals = LeaveSignals(on_signal=self.wake.wake)
         self._settings = settings
         self._node = node
         self._agent = uuid.uuid4().hex
@@ -66,7 +72,8 @@ class Stage:
         self._told: dict[int, Failure] = {}
         self._lock = threading.Lock()
         self._previous: Agreed | None = None
-        self._signalled = False
+        self._member = False
+        self._outer: dict[str, str | None] = {}
         self._stack = ExitStack()
         save_path = Path(settings.checkpoint.save_path).absolute()
         self._events_path = save_path / "events" / f"{node}-{self._agent[:8]}.jsonl"
@@ -83,6 +90,7 @@ class Stage:
             settings=settings,
             job_id=job_id,
             node=node,
+            named=NODE in environ,
             agent=self._agent,
             root_generation=highest_generation(settings.checkpoint.save_path, storage=PosixStorage()),
             clock=clock,
@@ -90,6 +98,12 @@ class Stage:
             emit=self.observer.emit,
         )
         self.coordinator = self.handler.coordinator
+        self.stall = StallWatch(
+            self.coordinator,
+            pace=lambda: self.observer.pace,
+            unconfirmed_limit_s=settings.rendezvous.unconfirmed_limit_s,
+            clock=clock,
+        )
 
     def start(self, *, slots: int) -> None:
         """Start threads and servers, and handle signals from here on (torchrun does so only once workers run).
@@ -98,9 +112,13 @@ class Stage:
             StoreError: etcd is not there, or refuses us.
             UsageError: the exporter's address cannot be used.
         """
-        self._handle_signals()
+        take_signals(self.signals.handle)
+        # SIGUSR1 too, with which batch systems announce the end: unhandled it would kill the agent on the spot.
+        asked = os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT")
+        self.signals.install(f"{asked},SIGUSR1")
         self._stack.callback(self.wake.close)
         self._stack.callback(self.observer.close)
+        self._stack.callback(self._restore_environ)
         exporter = self._start_exporter()
         self.observer.emit(
             AgentStarted(
@@ -116,17 +134,40 @@ class Stage:
             Callbacks(event=self.observer.worker_said, failure=self._worker_failed, ask=self._answer)
         )
         self._stack.callback(self.server.stop)
-        self._export_environ()
+        self.export(
+            {
+                NODE: self._node,
+                JOB_ID: self.handler.get_run_id(),
+                AGENT_SOCKET: self.server.path,
+                EVENTS_PATH: str(self._events_path),
+                AGENT_PID: str(os.getpid()),
+                **self._interface(),
+            }
+        )
         self._stack.callback(self.coordinator.stop)
         self.coordinator.start(slots=slots, exporter=exporter)
+        self._member = True
+        self.signals.defer()
 
     def stop(self) -> None:
         """Leave nothing behind: no thread, no socket, no key."""
+        self.signals.defer()  # one that comes now must not keep the rest of this from being done
         self._stack.close()
+
+    def export(self, variables: Mapping[str, str]) -> None:
+        """Set variables for the workers, until `stop`. They inherit the agent's; torchelastic offers no other way."""
+        for name in variables:
+            self._outer.setdefault(name, os.environ.get(name))
+        os.environ.update(variables)
+
+    def leave(self) -> None:
+        """Tell the others that this node is going, if they know it at all."""
+        if self._member:
+            self.coordinator.leave()
 
     def join(self, report: FailureReport | None) -> Membership:
         """Take part in the next generation. Raises JobClosed, Preempted, StoreError."""
-        membership = self.coordinator.join(report, interrupted=lambda: self._signalled)
+        membership = self.coordinator.join(report, interrupted=lambda: bool(self.signals.received))
         with self._lock:
             self._told.clear()
         world = membership.world
@@ -152,7 +193,8 @@ class Stage:
         return membership
 
     def told(self, pid: int) -> Failure | None:
-        """What the worker with this pid said about its end."""
+        """What the worker with this pid, which has ended, said about its end."""
+        self.server.hear_out(limit_s=HEAR_OUT_S)
         with self._lock:
             return self._told.get(pid)
 
@@ -164,6 +206,9 @@ class Stage:
         if what == "record":
             return Answer(granted=True, reason="", value=self.coordinator.commit_record())
         if what == "commit" and value is not None:
+            if self.clock.monotonic_s() > self.coordinator.lease_valid_until_s:
+                # At once: waiting for a store that is away would hold up the training of all.
+                return Answer(granted=False, reason="etcd does not confirm this agent; nothing counts until it does")
             verdict = self.coordinator.commit(value)
             return Answer(granted=verdict.granted, reason=verdict.reason, stale=verdict.stale)
         return Answer(granted=False, reason=f"the agent does not know the request {what!r}; versions differ")
@@ -178,22 +223,14 @@ class Stage:
         logger.info("metrics at http://%s/metrics", address)
         return address
 
-    def _export_environ(self) -> None:
-        # The environment of the agent is what its workers inherit; torchelastic offers no other way.
-        os.environ.update(
-            {
-                NODE: self._node,
-                JOB_ID: self.handler.get_run_id(),
-                AGENT_SOCKET: self.server.path,
-                EVENTS_PATH: str(self._events_path),
-                AGENT_PID: str(os.getpid()),
-            }
-        )
+    def _interface(self) -> dict[str, str]:
+        """Where the workers' gloo shall bind, unless somebody said so already."""
+        name = interface_of(self.coordinator.identity.address)
+        return {} if name is None or os.environ.get(GLOO_INTERFACE) else {GLOO_INTERFACE: name}
 
-    def _handle_signals(self) -> None:
-        for name in os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT").split(","):
-            signal.signal(getattr(signal, name.strip()), self._signal)
-
-    def _signal(self, number: int, frame: FrameType | None) -> None:
-        self._signalled = True
-        raise SignalException(f"process {os.getpid()} got signal {number}", sigval=signal.Signals(number))
+    def _restore_environ(self) -> None:
+        for name, value in self._outer.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

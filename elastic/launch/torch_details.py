@@ -1,16 +1,19 @@
 """The private details of torch that the launch rests on, in one place: checked before use, tested against the pin.
 
 `torch.distributed.launcher.api.launch_agent` asks the rendezvous registry for a handler first and looks up the name
-`LocalElasticAgent` in its own module only then: whatever stands there by that time becomes the agent.
+`LocalElasticAgent` in its own module only then: whatever stands there by that time becomes the agent. And each start
+of workers installs the signal handler that stands in `torch.distributed.elastic.multiprocessing.api` by then.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import api as processes
 from torch.distributed.launcher import api as launcher
 
 from elastic.errors import ElasticError
@@ -21,6 +24,7 @@ class TorchChanged(ElasticError):
 
 
 AGENT_NAME = "LocalElasticAgent"
+SIGNAL_HANDLER_NAME = "_terminate_process_handler"
 _USED_OF_AGENT = ("_invoke_run", "_start_workers", "_shutdown", "_worker_group", "_pcontext")
 
 
@@ -38,6 +42,11 @@ def put_agent_in_place(build: Callable[..., Any]) -> None:
     setattr(launcher, AGENT_NAME, build)
 
 
+def take_signals(handle: Callable[[int, FrameType | None], None]) -> None:
+    """Have torch install this handler, not its own, whenever it starts workers."""
+    setattr(processes, SIGNAL_HANDLER_NAME, handle)
+
+
 def missing_details() -> tuple[str, ...]:
     """What of the details does not hold in the torch that is installed; empty when all is well."""
     missing = []
@@ -47,4 +56,8 @@ def missing_details() -> tuple[str, ...]:
         missing.append("launch_agent does not build the handler before the agent")
     agent = inspect.getsource(LocalElasticAgent) + inspect.getsource(LocalElasticAgent.__mro__[1])
     missing += [f"{AGENT_NAME} has no {name}" for name in _USED_OF_AGENT if name not in agent]
+    if f"signal.signal(sig, {SIGNAL_HANDLER_NAME})" not in inspect.getsource(processes.PContext.start):
+        missing.append(f"PContext.start does not install {SIGNAL_HANDLER_NAME}")
+    if "subprocess_handlers" not in inspect.getsource(processes.SubprocessContext):
+        missing.append("SubprocessContext has no subprocess_handlers")
     return tuple(missing)

@@ -50,8 +50,8 @@ class Cluster:
             node.end()
         self.follower.__exit__(kind, error, traceback)
 
-    def start(self, name: str, **environ: str) -> Node:
-        """Start a node; its output goes to `<directory>/<name>.log`."""
+    def start(self, name: str, *, prefix: Sequence[str] = (), **environ: str) -> Node:
+        """Start a node; its output goes to `<directory>/<name>.log`. `prefix`: see NodeSpec."""
         spec = self._spec
         settings = {
             "ETCD_ENDPOINTS": spec.etcd_endpoint,
@@ -68,6 +68,7 @@ class Cluster:
                 arguments=spec.arguments,
                 script=spec.script,
                 nnodes=spec.nnodes,
+                prefix=prefix,
             )
         )
         self.nodes[name] = node

@@ -41,8 +41,12 @@ class Follower:
         directory.mkdir(parents=True, exist_ok=True)
         libc = ctypes.CDLL(None, use_errno=True)
         self._fd: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-        if self._fd < 0 or libc.inotify_add_watch(self._fd, os.fsencode(directory), _IN_MODIFY | _IN_CREATE) < 0:
-            raise OSError(ctypes.get_errno(), f"cannot watch {directory}")
+        if self._fd < 0:
+            raise OSError(ctypes.get_errno(), "cannot watch files: no more inotify instances")
+        if libc.inotify_add_watch(self._fd, os.fsencode(directory), _IN_MODIFY | _IN_CREATE) < 0:
+            number = ctypes.get_errno()
+            os.close(self._fd)
+            raise OSError(number, f"cannot watch {directory}")
 
     def __enter__(self) -> Self:
         return self
@@ -65,7 +69,7 @@ class Follower:
 
         Args:
             what: names it in the error.
-            alive: called each second while waiting; raises when waiting has become pointless.
+            alive: called each second while waiting; raises an ElasticError when waiting has become pointless.
 
         Raises:
             NotSeen: none came within the limit.
@@ -73,16 +77,17 @@ class Follower:
         until_s = self._clock.monotonic_s() + limit_s
         at = since
         while True:
-            self.read()
+            pointless = _raised(alive)
+            self.read()  # after that question: what was written before the last node ended still counts
             for record in self.records[at:]:
                 if test(record):
                     return record
             at = len(self.records)
+            if pointless is not None:
+                raise pointless
             left_s = until_s - self._clock.monotonic_s()
             if left_s <= 0:
                 raise NotSeen(f"{what} did not happen within {limit_s:.0f} s; last seen: {self._tail()}")
-            if alive is not None:
-                alive()
             select.select([self._fd], [], [], min(left_s, 1.0))
 
     def read(self) -> None:
@@ -110,3 +115,12 @@ class Follower:
 
     def _tail(self) -> str:
         return "; ".join(f"{r.node}/{r.rank} {r.event.kind}" for r in self.records[-5:]) or "nothing"
+
+
+def _raised(alive: Callable[[], None] | None) -> ElasticError | None:
+    try:
+        if alive is not None:
+            alive()
+    except ElasticError as error:
+        return error
+    return None

@@ -28,6 +28,8 @@ class NodeSpec:
     script: str = "elastic/worker.py"
     nnodes: str = "1:4"
     cwd: Path = ROOT
+    prefix: Sequence[str] = ()
+    """A command that runs the node's in its own place, by exec: a network namespace, another clock."""
 
 
 class Node:
@@ -38,6 +40,7 @@ class Node:
         self.log = spec.log
         torchrun = Path(sys.executable).with_name("torchrun")
         command = [
+            *spec.prefix,
             str(torchrun),
             f"--nnodes={spec.nnodes}",
             "--rdzv_backend=etcd",

@@ -40,6 +40,7 @@ def assemble(
     settings: Settings | None = None,
     job_id: str | None = None,
     node: str | None = None,
+    named: bool = False,
     agent: str | None = None,
     root_generation: int = 0,
     clock: Clock = SYSTEM_CLOCK,
@@ -60,6 +61,7 @@ def assemble(
         address=options.local_address or address_towards(options.endpoints),
         fingerprint=f"elastic {__version__}, torch {torch.__version__}, python {platform.python_version()}",
         root_generation=root_generation,
+        named=named,
     )
     store = EtcdStore(options, clock=clock)
     coordinator = Coordinator(

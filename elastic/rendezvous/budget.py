@@ -1,91 +1,179 @@
 """Budget: which failures may go on being survived. Only failing without progress ends a job.
 
-Pure. A lost peer, a lost node, joins and leaves are always free. A failure of a worker's own is kept in the history
-until a later one shows that the run got past its step.
+Pure. A lost node, joins and leaves are always free. Every other end of a generation spends from the bucket of its
+reason; getting past the step that failed refills them all. Exceptions, exits and signals are a worker's own: the same
+step failing again and again is a verdict of its own, and if only one agent's workers do so it is left out instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from elastic.errors import ExitCode
 from elastic.events import Cause
-from elastic.rendezvous.model import Failure, FailureReport
+from elastic.rendezvous.model import Barred, Bucket, Failure, FailureReport
 
-_OWN = frozenset({Cause.WORKER_EXIT, Cause.WORKER_SIGNAL, Cause.GROUP_FAILED})
+_OWN = frozenset({Bucket.EXCEPTION, Bucket.EXIT, Bucket.SIGNAL})
 # A worker that ends so has said that starting it again cannot help.
 _FINAL = frozenset({ExitCode.USAGE, ExitCode.FENCED})
+_CLOSED_BY = {Cause.WORKER_SIGNAL: Bucket.SIGNAL, Cause.GROUP_FAILED: Bucket.GROUP, Cause.PEER_LOST: Bucket.PEER}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reported:
+    """What an agent says ended its generation."""
+
+    agent: str
+    node: str
+    report: FailureReport
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """What the failures so far amount to. `exit_code` is set where the job is over; `text` is then its last word."""
+    """What the failures so far amount to. `exit_code` is set where the job is over; `text` is then its last word.
+
+    `alone`: the job is over only if it cannot do without this agent, see `without`.
+    """
 
     history: tuple[Failure, ...]
     exit_code: int | None
     reason: str
     text: str = ""
+    alone: Barred | None = None
+
+    def without(self) -> Judgement:
+        """The same after leaving out the agent that failed alone: its failures go with it."""
+        assert self.alone is not None  # asked by who looked
+        history = tuple(failure for failure in self.history if failure.agent != self.alone.agent)
+        return Judgement(history=history, exit_code=None, reason=self.alone.reason)
 
 
 def judge(
     history: tuple[Failure, ...],
     *,
     generation: int,
-    reports: Sequence[tuple[str, FailureReport]],
+    reports: Sequence[Reported],
     no_progress_limit: int,
-    node_lost: bool = False,
+    bucket_limit: int = 10,
+    whole: bool = False,
+    barred: Sequence[Barred] = (),
+    needed: bool = False,
 ) -> Judgement:
-    """Judge the (agent, report) pairs that ended `generation`, after the failures of earlier ones.
+    """Judge the reports that ended `generation`, after the failures of earlier ones.
 
-    `node_lost`: a member of that generation is gone, which explains a group that did not form.
+    Args:
+        history: failures since the run last got past a step that failed.
+        whole: every member of that generation is back, none is gone, left, late or cut off. Only then does a lost peer
+            or a group that did not form count: else that is explained.
+        barred: agents left out before; a failure that goes on without its agent is the job's.
+        needed: min nodes are not met without the agent that failed alone, so it is tried again like any other.
     """
-    for _agent, report in reports:
-        if report.exit_code in _FINAL:
-            reason = f"worker {report.rank} ended with exit code {report.exit_code}: starting it again cannot help"
-            return Judgement(history=history, exit_code=report.exit_code, reason=reason, text=report.text)
-    own = [(agent, report) for agent, report in reports if _counts(report, node_lost=node_lost)]
-    history = _extend(history, generation=generation, own=own)
-    if not own:
+    own = [one for one in reports if _bucket(one.report) in _OWN]
+    for one in own:
+        if one.report.exit_code in _FINAL and (needed or not one.report.node_local):
+            code = one.report.exit_code
+            reason = f"worker {one.report.rank} ended with exit code {code}: starting it again cannot help"
+            return Judgement(history=history, exit_code=code, reason=reason, text=one.report.text)
+    history = _extend(history, generation=generation, reports=own or (_shared(reports) if whole else []))
+    root = own[0] if own else (reports[0] if reports and whole else None)
+    if root is None:
         return Judgement(history=history, exit_code=None, reason="nothing counts against the budget")
-    root = own[0][1]
-    generations = sorted({failure.generation for failure in history})
-    twice = sorted({failure.generation for failure in history if failure.signature == root.signature})
-    if len(twice) >= 2 and not any(failure.committed_steps for failure in history):
-        reason = f"{root.signature} in generations {_list(twice)}, before any step was committed"
-        return Judgement(history=history, exit_code=int(ExitCode.FAILED), reason=reason, text=root.text)
+    if own and (moved := next((entry for entry in barred if entry.signature == root.report.signature), None)):
+        reason = f"{root.report.signature} on {root.node}, as before on {moved.node}, which was left out: no node's own"
+        return Judgement(history=history, exit_code=moved.exit_code, reason=reason, text=root.report.text)
+    judgement = _weigh(
+        history, root=root, needed=needed, no_progress_limit=no_progress_limit, bucket_limit=bucket_limit
+    )
+    if judgement.exit_code is None or not own:
+        return judgement
+    return _blame(judgement, own=own)
+
+
+def _weigh(
+    history: tuple[Failure, ...], *, root: Reported, needed: bool, no_progress_limit: int, bucket_limit: int
+) -> Judgement:
+    report, bucket = root.report, _bucket(root.report)
+
+    def over(exit_code: int, reason: str) -> Judgement:
+        return Judgement(history=history, exit_code=int(exit_code), reason=reason, text=report.text)
+
     step = max(failure.step for failure in history)
-    count = f"{len(generations)} of {no_progress_limit}"
-    if len(generations) >= no_progress_limit:
-        reason = f"step {step} was not passed in generations {_list(generations)}: failure {count}"
-        return Judgement(history=history, exit_code=int(ExitCode.NO_PROGRESS), reason=reason, text=root.text)
-    return Judgement(history=history, exit_code=None, reason=f"failure {count} without passing step {step}")
+    if bucket in _OWN:
+        if report.node_local and not needed and report.exit_code is not None:
+            return over(report.exit_code, f"worker {report.rank} ended with exit code {report.exit_code}")
+        twice = _generations(failure for failure in history if failure.signature == report.signature)
+        if len(twice) >= 2 and not any(failure.committed_steps for failure in history):
+            return over(
+                ExitCode.FAILED, f"{report.signature} in generations {_list(twice)}, before any step was committed"
+            )
+        failed = _generations(failure for failure in history if failure.bucket in _OWN)
+        count = f"{len(failed)} of {no_progress_limit}"
+        if len(failed) >= no_progress_limit:
+            reason = f"step {step} was not passed in generations {_list(failed)}: failure {count}"
+            return over(ExitCode.NO_PROGRESS, reason)
+        return Judgement(history=history, exit_code=None, reason=f"failure {count} without passing step {step}")
+    spent = _generations(failure for failure in history if failure.bucket is bucket)
+    count = f"{len(spent)} of {bucket_limit}"
+    what = "a group did not form" if bucket is Bucket.GROUP else "a lost peer though all are back"
+    reason = f"{what}, step {step} not passed: {count}"
+    if len(spent) >= bucket_limit:
+        return over(ExitCode.NO_PROGRESS, f"{reason} in generations {_list(spent)}")
+    return Judgement(history=history, exit_code=None, reason=reason)
 
 
-def _counts(report: FailureReport, *, node_lost: bool) -> bool:
-    return report.cause in _OWN and not (report.cause is Cause.GROUP_FAILED and node_lost)
+def _blame(judgement: Judgement, *, own: Sequence[Reported]) -> Judgement:
+    """Whether one agent's workers alone failed."""
+    root = own[0]
+    agents = {failure.agent for failure in judgement.history if failure.bucket in _OWN} | {one.agent for one in own}
+    if len(agents) > 1:
+        return judgement
+    alone = Barred(
+        agent=root.agent,
+        node=root.node,
+        signature=root.report.signature,
+        exit_code=judgement.exit_code or 0,
+        reason=f"{judgement.reason}; only on {root.node}, which is left out",
+        text=root.report.text,
+    )
+    return dataclasses.replace(judgement, alone=alone)
 
 
-def _extend(
-    history: tuple[Failure, ...], *, generation: int, own: Sequence[tuple[str, FailureReport]]
-) -> tuple[Failure, ...]:
+def _bucket(report: FailureReport) -> Bucket:
+    own = Bucket.EXIT if report.signature.startswith("exit ") or not report.signature else Bucket.EXCEPTION
+    return _CLOSED_BY.get(report.cause, own)
+
+
+def _shared(reports: Sequence[Reported]) -> list[Reported]:
+    """A generation that no worker's own failure ended: nobody's, and a group that did not form explains lost peers."""
+    ordered = sorted(reports, key=lambda one: _bucket(one.report) is Bucket.PEER)
+    return [Reported(agent="", node="", report=one.report) for one in ordered[:1]]
+
+
+def _extend(history: tuple[Failure, ...], *, generation: int, reports: Sequence[Reported]) -> tuple[Failure, ...]:
     """Add what is not yet there; forget what came before if the run has got further since."""
     known = {(failure.generation, failure.agent) for failure in history}
     added = tuple(
         Failure(
             generation=generation,
-            agent=agent,
-            step=report.step,
-            signature=report.signature,
-            committed_steps=report.committed_steps,
+            agent=one.agent,
+            step=one.report.step,
+            signature=one.report.signature,
+            committed_steps=one.report.committed_steps,
+            bucket=_bucket(one.report),
         )
-        for agent, report in own
-        if (generation, agent) not in known
+        for one in reports
+        if (generation, one.agent) not in known
     )
     earlier = [failure.step for failure in history if failure.generation < generation]
     if added and earlier and max(failure.step for failure in added) > max(earlier):
         history = tuple(failure for failure in history if failure.generation == generation)
     return history + added
+
+
+def _generations(failures: Iterable[Failure]) -> list[int]:
+    return sorted({failure.generation for failure in failures})
 
 
 def _list(numbers: Sequence[int]) -> str:

@@ -8,26 +8,31 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from elastic.clock import SYSTEM_CLOCK, Clock
-from elastic.errors import ElasticError, Preempted, StoreError, StoreUnavailable
-from elastic.events import Cause, Emit, Event, Outcome
+from elastic.errors import ElasticError, Fenced, Preempted, StoreError, StoreUnavailable
+from elastic.events import Emit
 from elastic.rendezvous.commits import Commits
 from elastic.rendezvous.election import Election
+from elastic.rendezvous.ending import ending_of, missed_generation, unheard_end
 from elastic.rendezvous.errors import JobClosed
+from elastic.rendezvous.hosting import Hosting
 from elastic.rendezvous.keys import Keys
-from elastic.rendezvous.kv import KeyValueStore
+from elastic.rendezvous.kv import Entry, KeyValueStore
 from elastic.rendezvous.leader import Leader
+from elastic.rendezvous.lost_world import LostWorld
 from elastic.rendezvous.membership import (
     AgentIdentity,
     CommitVerdict,
-    HostedStore,
     Membership,
     NoStores,
     Regroup,
     StoreHost,
     first_member,
+    membership_in,
+    regroup_of,
+    too_few_came,
 )
 from elastic.rendezvous.model import (
     FailureReport,
@@ -37,10 +42,12 @@ from elastic.rendezvous.model import (
     Seat,
     World,
     member_from_json,
-    world_from_json,
 )
+from elastic.rendezvous.naming import NodeName
 from elastic.rendezvous.options import RendezvousOptions
+from elastic.rendezvous.patience import Patience
 from elastic.rendezvous.probe import ProbeListener
+from elastic.rendezvous.reaching import Reaching
 from elastic.rendezvous.registration import Registration
 from elastic.rendezvous.world_watch import WorldWatch
 
@@ -48,17 +55,10 @@ __all__ = ["AgentIdentity", "CommitVerdict", "Coordinator", "JobClosed", "Member
 
 _POLL_S = 0.1
 _RETRY_S = 0.3
-_LONGEST_SUSPECT_S = 5.0
+# Beyond two leases: all members of a lost world have written their keys again by then, or will not.
+_LOST_S = 5.0
 # etcd refuses requests above 1.5 MB; a traceback's end is what tells.
 _LONGEST_TEXT = 20_000
-
-
-def _ignore(event: Event) -> None:
-    """The default for `emit`."""
-
-
-def _nothing() -> None:
-    """The default for `on_change`."""
 
 
 class Coordinator:
@@ -72,13 +72,14 @@ class Coordinator:
         identity: AgentIdentity,
         stores: StoreHost | None = None,
         clock: Clock = SYSTEM_CLOCK,
-        on_change: Callable[[], None] = _nothing,
-        emit: Emit = _ignore,
+        on_change: Callable[[], None] = lambda: None,
+        emit: Emit = lambda event: None,
     ) -> None:
         self.options, self.identity = options, identity
         self._store, self._clock = store, clock
         self._keys = Keys.of(prefix=options.prefix, job_id=options.job_id)
-        self._stores, self._on_change = stores or NoStores(), on_change
+        self._hosting = Hosting(stores or NoStores(), address=identity.address)
+        self._on_change = on_change
         self._probes: ProbeListener | None = None
         self._registration = Registration(
             store,
@@ -87,15 +88,20 @@ class Coordinator:
             ttl_s=options.ttl_s,
             clock=clock,
             on_registered=self._registered,
+            on_renewed=lambda: self._lost_world.mend(self._on_change),
         )
         self._leader = Leader(store, keys=self._keys, limits=options.limits, clock=clock, emit=emit)
         self._election = Election(store, keys=self._keys, agent=identity.agent, lead=self._leader.lead)
         self._commits = Commits(store, keys=self._keys, agent=identity.agent, clock=clock)
-        self._watch = WorldWatch(store, key=self._keys.world, on_change=self._world_changed)
-        self._generation = 0
-        self._seen_closed = 0
-        self._next_store: HostedStore | None = None
-        self._current_store: HostedStore | None = None
+        self._lost_world = LostWorld(
+            store, keys=self._keys, agent=identity.agent, limit_s=2.0 * options.ttl_s + _LOST_S, clock=clock
+        )
+        self._watch = WorldWatch(store, keys=self._keys, agent=identity.agent, on_change=self._world_changed)
+        self._name = NodeName(store, keys=self._keys, node=identity.node, agent=identity.agent, on_taken=on_change)
+        self._reaching = Reaching(member=lambda: self._registration.member, report=self.report_unreachable, clock=clock)
+        self._generation = self._seen_closed = 0
+        self._joined: World | None = None
+        self._asked_s = 0.0
 
     @property
     def generation(self) -> int:
@@ -147,10 +153,7 @@ class Coordinator:
         self._registration.stop(revoke=revoke)
         if self._probes is not None:
             self._probes.stop()
-        for hosted in (self._next_store, self._current_store):
-            if hosted is not None:
-                hosted.close()
-        self._next_store = self._current_store = None
+        self._hosting.close()
 
     def join(
         self,
@@ -167,47 +170,42 @@ class Coordinator:
             JobClosed: the job is over. Preempted: too few nodes came within `timeout_s` (default join_timeout_s), or
             `interrupted` said so. StoreUnavailable: the store did not answer for that long.
         """
-        started_s = self._clock.monotonic_s()
-        if self._next_store is None:
-            self._next_store = self._stores.open(self.identity.address)
+        self.ask(report)
+        world = self._await_seat(
+            limit_s=self.options.join_timeout_s if timeout_s is None else timeout_s,
+            interrupted=interrupted,
+            at_once=report is not None,
+        )
+        return self._enter(world)
+
+    def ask(self, report: FailureReport | None = None) -> None:
+        """The first half of `join`: ask for a generation, and go on. `enter` is the other half."""
+        self._asked_s = self._clock.monotonic_s()
         self._registration.publish(
             state=MemberState.JOINING,
             ended_generation=self._generation,
             last_generation=self._generation,
             report=None if report is None else dataclasses.replace(report, text=report.text[-_LONGEST_TEXT:]),
-            store_port=self._next_store.port,
+            store_port=self._hosting.offer(),
         )
-        world = self._await_seat(
-            limit_s=self.options.join_timeout_s if timeout_s is None else timeout_s,
-            interrupted=interrupted,
-            suspect_s=0.0 if report is not None else self.options.suspect_s,
-        )
-        return self._enter(world, seconds=self._clock.monotonic_s() - started_s)
+
+    def enter(self) -> Membership | None:
+        """The generation asked for, once it is there. Does not wait for it. Raises JobClosed, StoreError."""
+        world = self._seated()
+        return None if world is None else self._enter(world)
 
     def regroup(self) -> Regroup | None:
         """Whether this agent's generation is over, and why. Never blocks, never raises."""
-        world, generation = self._watch.world, self._generation
-        if not generation or not self._watch.known:
+        if not self._generation or not self._watch.known:
             return None
-        if world is None:
-            reason = "the store has lost this job's world"
-            return Regroup(cause=Cause.NODE_LOST, planned=False, reason=reason, generation=generation)
-        closed = world.phase is Phase.CLOSED
-        if world.generation != generation:
-            reason = f"generation {world.generation} was formed without this agent: {world.reason}"
-            return Regroup(
-                cause=world.cause,
-                planned=False,
-                reason=reason,
-                generation=world.generation,
-                left_out=True,
-                closed=closed,
-            )
-        if world.phase is Phase.FORMED:
+        if self._watch.world is None and not self._lost_world.given_up:
             return None
-        return Regroup(
-            cause=world.cause, planned=world.planned, reason=world.reason, generation=generation, closed=closed
-        )
+        return regroup_of(self._watch.world, agent=self.identity.agent, generation=self._generation)
+
+    def check(self) -> None:
+        """Raises Fenced where another agent was given this node's name: this one must go."""
+        if self._name.taken:
+            raise Fenced(self._name.taken)
 
     def done(self) -> None:
         """This agent's workers ended well: the final state is durable."""
@@ -219,9 +217,17 @@ class Coordinator:
         """This agent is going: the others get a planned round. Its workers take part in their last step as usual."""
         self._registration.publish(state=MemberState.LEAVING)
 
+    def report_unreachable(self, agents: Collection[str]) -> None:
+        """This agent cannot reach these others of the generation that it joined last; empty: all again. Ends it.
+
+        Say it before `join`, and anew when it changes while waiting without a seat. Taking a seat takes it back."""
+        self._registration.publish(unreachable=tuple(sorted(agents)), unreachable_in=self._generation)
+        if agents:
+            self._election.suspect(agents, among=self._nodes())
+
     def commit(self, value: str, *, timeout_s: float = 10.0) -> CommitVerdict:
         """Write the commit record, if this agent's generation is the newest one and its member key is there."""
-        return self._commits.write(value, generation=self._generation, timeout_s=timeout_s)
+        return self._commits.write(value, world=self._joined, timeout_s=timeout_s)
 
     def commit_record(self) -> str | None:
         """The last commit record. Raises StoreUnavailable."""
@@ -238,18 +244,13 @@ class Coordinator:
     def wait_closed(self, timeout_s: float | None = None) -> JobClosed:
         """How the job ended, after `done`. Without news for `timeout_s` it succeeded: the final state is durable."""
         self._watch.wait(lambda: self._closed() is not None, timeout_s=timeout_s)
-        heard = self._closed()
-        reason = f"done here; the end of the job was not heard of within {timeout_s} s"
-        return heard or JobClosed(outcome=Outcome.SUCCEEDED, exit_code=0, reason=reason)
-
-    # -- below: parts of the above
+        return self._closed() or unheard_end(timeout_s)
 
     def _connect(self) -> None:
         deadline_s = self._clock.monotonic_s() + self.options.connect_timeout_s
         while True:
             try:
-                entry = self._store.get(self._keys.world)
-                world = world_from_json(entry.value) if entry else None
+                world = self._watch.read()
                 if world is not None and world.phase is Phase.CLOSED:
                     self._seen_closed = world.generation
                     self._registration.note(seen_closed=world.generation)
@@ -260,32 +261,44 @@ class Coordinator:
                     raise
                 self._clock.sleep(_RETRY_S)
 
-    def _await_seat(self, *, limit_s: float, interrupted: Callable[[], bool], suspect_s: float) -> World:
-        deadline_s = self._clock.monotonic_s() + limit_s
-        suspect_at_s = self._clock.monotonic_s() + suspect_s
-        pause_s = max(suspect_s, self.options.suspect_s)
+    def _await_seat(self, *, limit_s: float, interrupted: Callable[[], bool], at_once: bool) -> World:
+        now_s = self._clock.monotonic_s()
+        deadline_s, nodes = now_s + limit_s, self._nodes()
+        patience = Patience.at(now_s, pause_s=self.options.suspect_s, nodes=nodes, at_once=at_once)
         while True:
-            self._watch.wait(self._settled, timeout_s=_POLL_S if suspect_s else 0.0)
+            self._watch.wait(self._settled, timeout_s=0.0 if patience.is_due(now_s) else _POLL_S)
             if (world := self._seated()) is not None:
                 return world
+            ended = self._registration.member.ended_generation
+            if missed := missed_generation(self._watch.world, agent=self.identity.agent, ended=ended):
+                self._registration.publish(ended_generation=missed)
             now_s = self._clock.monotonic_s()
             if interrupted():
                 raise Preempted("asked to leave while waiting for a generation")
             if (running := self._watch.world) is not None and running.phase is Phase.FORMED:
                 deadline_s = now_s + limit_s
+                self._reaching.try_again(running)
             if now_s >= deadline_s:
                 raise self._timed_out(limit_s)
-            if now_s >= suspect_at_s:
-                self._election.suspect()
-                suspect_s, suspect_at_s = pause_s, now_s + pause_s
-                pause_s = min(2 * pause_s, _LONGEST_SUSPECT_S)
+            if patience.is_due(now_s):
+                self._election.suspect(among=nodes)
+                patience = patience.after(now_s)
+
+    def _nodes(self) -> int:
+        """How many nodes there are, as far as this agent knows."""
+        world = self._watch.world
+        return max(self.options.min_nodes, world.nodes if world else 0)
 
     def _settled(self) -> bool:
-        return self._closed() is not None or self._seat_of(self._watch.world) is not None
+        seated = self._seat_of(self._watch.world) is not None
+        return seated or self._watch.looks_apart or self._closed() is not None
 
     def _seated(self) -> World | None:
-        """The world that this agent waits for, if it is there. Raises JobClosed."""
+        """The world that this agent waits for, if it is there. Raises JobClosed, Fenced."""
+        self.check()
         self._watch.check()
+        with contextlib.suppress(StoreUnavailable):
+            self._watch.look()
         if (closed := self._closed()) is not None:
             raise closed
         world = self._watch.world
@@ -296,33 +309,18 @@ class Coordinator:
             return None
         return world.seat_of(self.identity.agent)
 
-    def _enter(self, world: World, *, seconds: float) -> Membership:
+    def _enter(self, world: World) -> Membership:
         seat = world.seat_of(self.identity.agent)
         assert seat is not None  # _await_seat has looked
-        self._generation = world.generation
-        self._registration.note(last_generation=world.generation, report=None)
-        if self._current_store is not None:
-            self._current_store.close()
-            self._current_store = None
-        if seat.group_rank == 0:
-            self._current_store, self._next_store = self._next_store, None
-        return Membership(
-            generation=world.generation,
-            world=world,
-            seat=seat,
-            store_address=world.store_address,
-            store_port=world.store_port,
-            seconds=seconds,
-            store=self._stores.private() if self._current_store is None else self._current_store.store,
-            leader=self.is_leader,
-        )
+        self._generation, self._joined = world.generation, world
+        self._lost_world.remember(world)
+        self._registration.note(last_generation=world.generation, report=None, unreachable=())
+        seconds = self._clock.monotonic_s() - self._asked_s
+        store = self._hosting.enter(hosts=seat.group_rank == 0)
+        return membership_in(world, seat=seat, seconds=seconds, store=store, leader=self.is_leader)
 
     def _closed(self) -> JobClosed | None:
-        world = self._watch.world
-        if world is None or world.phase is not Phase.CLOSED or world.generation <= self._seen_closed:
-            return None
-        outcome = world.outcome or Outcome.FAILED
-        return JobClosed(outcome=outcome, exit_code=world.exit_code, reason=world.reason, text=world.text)
+        return ending_of(self._watch.world, agent=self.identity.agent, seen_closed=self._seen_closed)
 
     def _timed_out(self, limit_s: float) -> ElasticError:
         if (trouble := self._registration.trouble) is not None:
@@ -330,15 +328,19 @@ class Coordinator:
         here = "too few"
         with contextlib.suppress(StoreError):
             here = str(len(self.members()))
-        return Preempted(
-            f"{here} of at least {self.options.min_nodes} nodes came within {limit_s:g} s; start the others, or allow "
-            "fewer with --nnodes=MIN:MAX"
-        )
+        return too_few_came(here, least=self.options.min_nodes, limit_s=limit_s)
 
-    def _registered(self) -> None:
+    def _registered(self, after: Entry | None) -> None:
+        if self.identity.named:
+            self._name.claim(self.lease)
         self._leader.reconsider()
-        self._election.stand_again()
+        self._election.stand(after=after)
 
     def _world_changed(self) -> None:
+        if self._watch.world is not None:
+            self._lost_world.found()
+        elif self._generation:
+            self._lost_world.lost()
+            self._registration.look()
         self._leader.world_changed()
         self._on_change()

@@ -8,6 +8,7 @@ from typing import Any
 from elastic.clock import SYSTEM_CLOCK, Clock
 from elastic.rendezvous.errors import LeaseEnded
 from elastic.rendezvous.etcd_link import EtcdLink
+from elastic.rendezvous.etcd_stream import WatchStream
 from elastic.rendezvous.etcd_watch import EtcdWatch, entry_of
 from elastic.rendezvous.kv import Aspect, Compare, Entry, OnBreak, OnUpdate, Op, Put, Snapshot, Transacted
 from elastic.rendezvous.options import RendezvousOptions
@@ -16,9 +17,12 @@ from elastic.rendezvous.options import RendezvousOptions
 class EtcdStore:
     """A KeyValueStore; several endpoints are members of one cluster. Connects with the first request."""
 
-    def __init__(self, options: RendezvousOptions, *, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._link = EtcdLink(options, clock=clock)
+    def __init__(
+        self, options: RendezvousOptions, *, clock: Clock = SYSTEM_CLOCK, link: EtcdLink | None = None
+    ) -> None:
+        self._link = link or EtcdLink(options, clock=clock)
         self._rpc = self._link.rpc
+        self._stream = WatchStream(self._link)
 
     def grant(self, ttl_s: int) -> int:
         lease: int = self._link.call("Lease", "LeaseGrant", self._rpc.LeaseGrantRequest(TTL=ttl_s)).ID
@@ -48,25 +52,44 @@ class EtcdStore:
         return revision
 
     def transact(self, compares: Sequence[Compare], *, ops: Sequence[Op]) -> Transacted:
+        # Where an answer was lost and the second try is refused, what the keys hold tells whether the first was done.
+        written = [op for op in ops if isinstance(op, Put)]
         request = self._rpc.TxnRequest(
-            compare=[self._compare(compare) for compare in compares], success=[self._op(op) for op in ops]
+            compare=[self._compare(compare) for compare in compares],
+            success=[self._op(op) for op in ops],
+            failure=[self._rpc.RequestOp(request_range=self._rpc.RangeRequest(key=op.key.encode())) for op in written],
         )
-        answer = self._link.call("KV", "Txn", request)
-        return Transacted(succeeded=answer.succeeded, revision=answer.header.revision)
+        answered = self._link.ask("KV", "Txn", request)
+        answer = answered.message
+        if answered.doubtful and not answer.succeeded and (revision := _done_before(answer, written)):
+            return Transacted(succeeded=True, revision=revision)
+        replaced = [item.response_put.prev_kv for item in answer.responses if item.response_put.HasField("prev_kv")]
+        return Transacted(
+            succeeded=answer.succeeded,
+            revision=answer.header.revision,
+            replaced={entry.key: entry for entry in map(entry_of, replaced)},
+        )
 
-    def watch(self, key: str, *, prefix: bool = False, on_update: OnUpdate, on_break: OnBreak) -> EtcdWatch:
+    def watch(
+        self, key: str, *, prefix: bool = False, since: int | None = None, on_update: OnUpdate, on_break: OnBreak
+    ) -> EtcdWatch:
         start, end = key.encode(), _range_end(key) if prefix else b""
-        return EtcdWatch(
-            self._link,
+        watch = EtcdWatch(
+            self._stream,
+            rpc=self._rpc,
             key=start,
             range_end=end,
+            since=since,
             read=lambda: self._read(start, end),
             on_update=on_update,
             on_break=on_break,
         )
+        watch.start()
+        return watch
 
     def close(self) -> None:
         self._link.close()
+        self._stream.close()
 
     def _read(self, key: bytes, range_end: bytes) -> Snapshot:
         answer = self._link.call("KV", "Range", self._rpc.RangeRequest(key=key, range_end=range_end))
@@ -85,7 +108,9 @@ class EtcdStore:
 
     def _op(self, op: Op) -> Any:
         if isinstance(op, Put):
-            put = self._rpc.PutRequest(key=op.key.encode(), value=op.value.encode(), lease=op.lease)
+            put = self._rpc.PutRequest(
+                key=op.key.encode(), value=op.value.encode(), lease=op.lease, prev_kv=op.tell_replaced
+            )
             return self._rpc.RequestOp(request_put=put)
         return self._rpc.RequestOp(request_delete_range=self._rpc.DeleteRangeRequest(key=op.key.encode()))
 
@@ -94,3 +119,11 @@ def _range_end(prefix: str) -> bytes:
     """The first key after all that begin with the prefix."""
     raw = prefix.encode().rstrip(b"\xff")
     return raw[:-1] + bytes([raw[-1] + 1])
+
+
+def _done_before(message: Any, written: Sequence[Put]) -> int:
+    """The one revision at which all the keys were given the very values that were to be written; 0 if they were not."""
+    found = [item.response_range.kvs for item in message.responses]
+    holding = [kvs[0] for kvs, put in zip(found, written, strict=True) if kvs and kvs[0].value == put.value.encode()]
+    revisions = {item.mod_revision for item in holding}
+    return int(revisions.pop()) if len(holding) == len(written) and len(revisions) == 1 else 0

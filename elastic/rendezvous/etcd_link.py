@@ -10,6 +10,7 @@ import importlib
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,11 +22,15 @@ from elastic.rendezvous.options import RendezvousOptions
 _log = logging.getLogger(__name__)
 _RETRY_S = 0.1
 _SHORTEST_TRY_S = 0.2
+# Each member restarted in the meantime may ask for another.
+_MOST_LOGINS = 3
+_NEEDS_LEADER = ("hasleader", "true")
 _CHANNEL_OPTIONS = (
     # Fresh channels must not inherit the back-off of the one that failed.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    # Its name notwithstanding, how long a connection may take to come about: a far etcd needs several round trips.
+    ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", 1000),
     # etcd answers pings more frequent than 5 s with "too many pings".
     ("grpc.keepalive_time_ms", 10_000),
@@ -34,6 +39,14 @@ _CHANNEL_OPTIONS = (
     # A proxy meant for the web cannot reach a job's store.
     ("grpc.enable_http_proxy", 0),
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answered:
+    """etcd's answer. `doubtful`: an earlier try broke, so that it may have been done already."""
+
+    message: Any
+    doubtful: bool
 
 
 class EtcdLink:
@@ -47,6 +60,7 @@ class EtcdLink:
         self._lock = threading.Lock()
         self._number = 0
         self._channel: Any = None
+        self._stubs: dict[str, tuple[Any, Any]] = {}
         self._token: str | None = None
         self._closed = False
 
@@ -61,6 +75,10 @@ class EtcdLink:
         Raises:
             StoreUnavailable: none did; whether the request was done is unknown. StoreRefused, LeaseEnded, StoreError.
         """
+        return self.ask(stub, method, request, timeout_s=timeout_s).message
+
+    def ask(self, stub: str, method: str, request: Any, *, timeout_s: float | None = None) -> Answered:
+        """Like `call`, and tells whether an earlier try may have been done without an answer reaching us."""
         return self._attempt(lambda chosen, **how: getattr(chosen, method)(request, **how), stub, timeout_s)
 
     def exchange(self, stub: str, method: str, request: Any) -> Any:
@@ -73,11 +91,12 @@ class EtcdLink:
             finally:
                 answers.cancel()
 
-        return self._attempt(once, stub, None)
+        return self._attempt(once, stub, None).message
 
     def open_stream(self, stub: str, method: str, requests: Iterator[Any]) -> Any:
         """Begin a stream on the channel in use. Its errors are `rpc_error`; `explain` says what they mean."""
         channel, _number = self._current()
+        self._be_logged_in(channel, limit_s=self._options.call_timeout_s)
         return getattr(self._stub(stub, channel), method)(requests, metadata=self._metadata())
 
     @property
@@ -89,6 +108,10 @@ class EtcdLink:
     def explain(self, error: Any) -> str:
         """A broken call in words."""
         return f"{self.endpoint}: {error.code().name}: {error.details() or 'no details'}"
+
+    def forget_token(self) -> None:
+        """Log in anew with the next request: the token may have run out."""
+        self._token = None
 
     def next_endpoint(self) -> None:
         """Leave the channel in use, with all its streams; what comes next uses the next endpoint."""
@@ -102,10 +125,11 @@ class EtcdLink:
         if channel is not None:
             channel.close()
 
-    def _attempt(self, once: Callable[..., Any], stub: str, timeout_s: float | None) -> Any:
+    def _attempt(self, once: Callable[..., Any], stub: str, timeout_s: float | None) -> Answered:
         limit_s = self._options.call_timeout_s if timeout_s is None else timeout_s
         deadline_s = self._clock.monotonic_s() + limit_s
-        logged_in = False
+        logins = 0
+        doubtful = False
         last = ""
         while True:
             left_s = deadline_s - self._clock.monotonic_s()
@@ -113,21 +137,23 @@ class EtcdLink:
                 raise self._unavailable(limit_s, last or "no time was left")
             channel, number = self._current()
             try:
-                if self._options.user is not None and self._token is None:
-                    self._token = self._log_in(channel, limit_s=left_s)
-                return once(self._stub(stub, channel), timeout=self._try_s(left_s), metadata=self._metadata())
+                self._be_logged_in(channel, limit_s=left_s)
+                message = once(self._stub(stub, channel), timeout=self._try_s(left_s), metadata=self._metadata())
+                return Answered(message=message, doubtful=doubtful)
             except self._grpc.RpcError as error:
                 last = self.explain(error)
-                if self._is_stale_token(error) and not logged_in:
-                    self._token, logged_in = None, True
+                if self._is_stale_token(error) and logins < _MOST_LOGINS:
+                    self.forget_token()
+                    logins += 1
                 elif self._is_transient(error):
+                    doubtful = True
                     self._leave(number)
                     self._clock.sleep(min(_RETRY_S, max(0.0, left_s)))
                 else:
                     self._refuse(error)
             except ValueError as error:
-                # Another thread left the channel in the meantime: gRPC says so with a ValueError.
-                if "closed channel" not in str(error):
+                # Another thread left the channel in the meantime: gRPC says "closed channel", or "Channel closed!".
+                if "closed" not in str(error):
                     raise
                 last = last or str(error)
 
@@ -153,14 +179,24 @@ class EtcdLink:
             channel.close()
 
     def _stub(self, name: str, channel: Any) -> Any:
-        return getattr(self.rpc, f"{name}Stub")(channel)
+        """The stub of one service; making one costs as much as half a call, so it is kept with its channel."""
+        made_for, stub = self._stubs.get(name, (None, None))
+        if made_for is not channel:
+            stub = getattr(self.rpc, f"{name}Stub")(channel)
+            self._stubs[name] = (channel, stub)
+        return stub
 
     def _try_s(self, left_s: float) -> float:
         """An endpoint gets half the time, so that there is time for another."""
         return min(left_s, max(_SHORTEST_TRY_S, self._options.call_timeout_s / 2))
 
     def _metadata(self) -> tuple[tuple[str, str], ...]:
-        return (("token", self._token),) if self._token else ()
+        # A member that has lost its cluster must say so at once: its watches would stay silent for ever.
+        return (_NEEDS_LEADER, ("token", self._token)) if self._token else (_NEEDS_LEADER,)
+
+    def _be_logged_in(self, channel: Any, *, limit_s: float) -> None:
+        if self._options.user is not None and self._token is None:
+            self._token = self._log_in(channel, limit_s=limit_s)
 
     def _log_in(self, channel: Any, *, limit_s: float) -> str:
         path = self._options.password_file

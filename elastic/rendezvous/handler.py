@@ -96,7 +96,7 @@ class EtcdV3Handler(RendezvousHandler):
         return RendezvousInfo(
             PrefixStore("agents/", store),
             membership.seat.group_rank,
-            len(membership.world.seats),
+            membership.world.nodes,
             RendezvousStoreInfo(master_addr=place[0], master_port=place[1]),
         )
 

@@ -23,8 +23,17 @@ class Keys:
         return f"{self.root}/world"
 
     @property
+    def seats(self) -> str:
+        """Prefix of the keys that hold the seats of a large world, in parts."""
+        return f"{self.root}/seats/"
+
+    def part(self, number: int) -> str:
+        """One part of the seats of a large world."""
+        return f"{self.seats}{number}"
+
+    @property
     def generation(self) -> str:
-        """The number of the last generation formed, in decimal: what a commit is compared with."""
+        """The token of the last generation formed, `number.digest`: what a commit is compared with."""
         return f"{self.root}/generation"
 
     @property
@@ -38,13 +47,32 @@ class Keys:
         return f"{self.root}/members/"
 
     @property
+    def challenge(self) -> str:
+        """Written by who doubts that the leader lives: any new value."""
+        return f"{self.root}/challenge"
+
+    @property
+    def answer(self) -> str:
+        """Written by the leader when it sees a challenge."""
+        return f"{self.root}/answer"
+
+    @property
     def candidates(self) -> str:
         """Prefix of the keys whose oldest holder leads."""
         return f"{self.root}/election/"
 
+    @property
+    def last_candidate(self) -> str:
+        """The agent that wrote a candidate key last: the next one follows it in the election."""
+        return f"{self.root}/last_candidate"
+
     def member(self, agent: str) -> str:
         """The member key of an agent."""
         return self.members + agent
+
+    def name(self, node: str) -> str:
+        """Held by the agent that bears this node name."""
+        return f"{self.root}/names/{quote(node, safe='')}"
 
     def candidate(self, agent: str) -> str:
         """The candidate key of an agent."""

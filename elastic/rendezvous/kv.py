@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 
@@ -71,11 +71,12 @@ def holds(key: str, value: str) -> Compare:
 
 @dataclass(frozen=True)
 class Put:
-    """Write a key, bound to a lease if not 0."""
+    """Write a key, bound to a lease if not 0. `tell_replaced`: the answer holds the entry that was there."""
 
     key: str
     value: str
     lease: int = 0
+    tell_replaced: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,10 +91,14 @@ Op = Put | Delete
 
 @dataclass(frozen=True, kw_only=True)
 class Transacted:
-    """Whether all comparisons held, so that all operations were done; otherwise none was."""
+    """Whether all comparisons held, so that all operations were done; otherwise none was.
+
+    `replaced`: by key, what was there before the writes that asked for it; a key that is new is missing.
+    """
 
     succeeded: bool
     revision: int
+    replaced: Mapping[str, Entry] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,12 +160,19 @@ class KeyValueStore(Protocol):
         ...
 
     def transact(self, compares: Sequence[Compare], *, ops: Sequence[Op]) -> Transacted:
-        """Do all operations if all comparisons hold, else none. Raises LeaseEnded like `put`."""
+        """Do all operations if all comparisons hold, else none. Raises LeaseEnded like `put`.
+
+        May be sent more than once where an answer is lost. It is done once all the same, and never taken for refused,
+        if it compares `modified_at` of a key that it writes; without such a comparison it must not matter.
+        """
         ...
 
-    def watch(self, key: str, *, prefix: bool = False, on_update: OnUpdate, on_break: OnBreak) -> Watch:
-        """Tell all that is and all that changes, in order, from a thread of the watch's own.
+    def watch(
+        self, key: str, *, prefix: bool = False, since: int | None = None, on_update: OnUpdate, on_break: OnBreak
+    ) -> Watch:
+        """Tell all that is and all that changes, in order: the former from the caller's thread if the store answers.
 
+        `since`: the caller knows what there was at this revision; nothing is told until something changes.
         A watch mends itself: `on_break` hears why it broke, then the changes that were missed follow, or a reset
         where they are no longer known.
         """

@@ -6,24 +6,31 @@ has been replaced without knowing it changes nothing.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from elastic.clock import Clock
 from elastic.errors import StoreError
-from elastic.events import Emit, NodeLost
+from elastic.events import Emit, NodeLost, Notice
+from elastic.rendezvous.apart import lay_apart, put_together
+from elastic.rendezvous.fences import world_fence, world_write
 from elastic.rendezvous.keys import Keys
-from elastic.rendezvous.kv import Entry, KeyValueStore, Op, Put, Update, created_at, modified_at
+from elastic.rendezvous.kv import Entry, KeyValueStore, Put, Update, created_at
 from elastic.rendezvous.machine import decide
-from elastic.rendezvous.model import Member, World, member_from_json, world_from_json, world_to_json
+from elastic.rendezvous.model import Phase, World, world_from_json, world_to_json
 from elastic.rendezvous.probe import Target, probe_all
+from elastic.rendezvous.roll import Roll
 from elastic.rendezvous.verdict import Close, Evict, Form, Open, Probe, Verdict, Wait
 from elastic.rendezvous.view import LeaderView, Limits, observe, roster, with_probes
 
 _log = logging.getLogger(__name__)
 # After an eviction the watch tells within milliseconds; asking again sooner would only ask the same.
 _EVICTED_S = 0.05
+# Of more than a few that are not back, each is asked only when there was time for them to come.
+_FEW, _COMING_S, _EACH_MORE_S = 32, 0.3, 0.002
+_QUICK_S, _LONGEST_GATHER_S = 0.001, 0.1
 
 
 class Leader:
@@ -35,9 +42,10 @@ class Leader:
         self._wake = threading.Event()
         self._stopping = False
         self._reconsider = False
-        self._lock = threading.Lock()
-        self._entries: Mapping[str, Entry] | None = None
-        self._world_entry: Entry | None = None
+        self._calm = threading.Event()
+        self._roll = Roll(prefix=keys.members)
+        self._world: World | None = None
+        self._world_revision = 0
         self._world_changed = True
         self._evicted: dict[str, str] = {}
         self._said = ""
@@ -45,6 +53,7 @@ class Leader:
     def stop(self) -> None:
         """End the term; `lead` returns soon."""
         self._stopping = True
+        self._calm.set()
         self._wake.set()
 
     def reconsider(self) -> None:
@@ -59,36 +68,48 @@ class Leader:
 
     def lead(self, own: Entry) -> None:
         """Decide and do until somebody else leads. `own` is this agent's candidate key."""
-        self._entries = None
+        self._roll.clear()
         self._world_changed = True
         self._reconsider = False
         self._evicted.clear()
-        watch = self._store.watch(
-            self._keys.members, prefix=True, on_update=self._on_members, on_break=lambda _reason: None
+        watches = (
+            self._store.watch(
+                self._keys.members, prefix=True, on_update=self._on_members, on_break=lambda _reason: None
+            ),
+            self._store.watch(
+                self._keys.challenge, on_update=lambda update: self._on_challenge(update, own), on_break=lambda _r: None
+            ),
         )
         try:
             self._term(own)
         finally:
-            watch.cancel()
+            for watch in watches:
+                watch.cancel()
 
     def _term(self, own: Entry) -> None:
-        view = LeaderView(limits=self._limits)
+        view = LeaderView(limits=self._limits, leader=own.key.removeprefix(self._keys.candidates))
         while not (self._stopping or self._reconsider):
             self._wake.clear()
+            began_s = self._clock.monotonic_s()
             if self._world_changed:
                 self._world_changed = False
-                self._world_entry = self._store.get(self._keys.world)
-            members = self._members()
+                self._read_world()
+            members = self._roll.members()
             if members is None:
                 self._wake.wait()
                 continue
             now_s = self._clock.monotonic_s()
-            view = observe(view, world=self._world(), members=members, now_s=now_s)
+            view = observe(view, world=self._world, members=members, now_s=now_s)
             verdict = decide(view, now_s=now_s)
             self._say(verdict)
+            took_s = self._clock.monotonic_s() - began_s
             match verdict:
                 case Wait(until_s=until_s):
                     self._wake.wait(None if until_s is None else max(0.0, until_s - now_s))
+                    self._gather(took_s)
+                case Probe(agents=agents) if self._are_coming(agents, view=view, now_s=now_s):
+                    self._wake.wait(_COMING_S)
+                    self._gather(took_s)
                 case Probe(agents=agents):
                     results = probe_all(self._targets(agents, view=view))
                     view = with_probes(view, results=results, now_s=self._clock.monotonic_s())
@@ -106,20 +127,50 @@ class Leader:
                 self._store.revoke(view.members[agent].lease)
             self._wake.wait(_EVICTED_S)
             return True
-        ops: list[Op] = [Put(self._keys.world, world_to_json(verdict.world))]
+        world, parts = verdict.world, dict[int, str]()
         if isinstance(verdict, Form):
-            ops.append(Put(self._keys.generation, str(verdict.world.generation)))
-        revision = self._world_entry.mod_revision if self._world_entry else 0
+            world, parts = lay_apart(world, before=view.world)
+        formed = world.token if isinstance(verdict, Form) else None
         done = self._store.transact(
-            [modified_at(self._keys.world, revision), created_at(own.key, own.create_revision)], ops=ops
+            world_fence(self._keys, own=own, world_revision=self._world_revision),
+            ops=world_write(self._keys, text=world_to_json(world), formed=formed, parts=parts),
         )
         if not done.succeeded:
             self._world_changed = True
             return self._leads(own)
+        self._world, self._world_revision = world, done.revision
         if isinstance(verdict, Form):
-            self._tell_losses(view, formed=verdict.world)
-        self._world_changed = True
+            self._tell_losses(view, formed=world)
         return True
+
+    def _gather(self, took_s: float) -> None:
+        """Among very many a look takes long: what arrives meanwhile, and a little longer, is looked at together."""
+        if took_s > _QUICK_S:
+            self._calm.wait(min(_LONGEST_GATHER_S, 4 * took_s))
+
+    def _are_coming(self, agents: Sequence[str], *, view: LeaderView, now_s: float) -> bool:
+        """Whether so many are not back yet that it is too early to ask each of them."""
+        rush_s = _COMING_S + _EACH_MORE_S * len(view.members)
+        return len(agents) > _FEW and now_s < view.world_since_s + rush_s
+
+    def _read_world(self) -> None:
+        """Read the world if it is not the one that is known: written by this leader, mostly."""
+        entry = self._store.get(self._keys.world)
+        if entry is None:
+            self._world, self._world_revision = None, 0
+            return
+        if entry.mod_revision == self._world_revision and self._world is not None:
+            return
+        world: World | None = world_from_json(entry.value)
+        if world is not None and world.apart is not None:
+            prefix = self._keys.seats
+            texts = {item.key.removeprefix(prefix): item.value for item in self._store.range(prefix).entries}
+            world = put_together(world, parts={int(name): text for name, text in texts.items() if name.isdecimal()})
+        if world is None:
+            # Another leader wrote between the two reads.
+            self._world_changed = True
+            raise StoreError("the world changed while it was read")
+        self._world, self._world_revision = world, entry.mod_revision
 
     def _leads(self, own: Entry) -> bool:
         return self._store.transact([created_at(own.key, own.create_revision)], ops=[]).succeeded
@@ -135,27 +186,23 @@ class Leader:
         if said != self._said:
             self._said = said
             _log.log(logging.DEBUG if isinstance(verdict, Wait | Probe) else logging.INFO, "leader: %s", said)
+            world = self._world
+            if isinstance(verdict, Wait) and verdict.until_s is None and not (world and world.phase is Phase.FORMED):
+                self._emit(Notice(text=f"the job waits, {verdict.reason}"))
 
     def _on_members(self, update: Update) -> None:
-        with self._lock:
-            self._entries = update.applied_to(self._entries or {})
+        self._roll.note(update)
         self._wake.set()
 
-    def _members(self) -> dict[str, Member] | None:
-        with self._lock:
-            entries = self._entries
-        if entries is None:
-            return None
-        members: dict[str, Member] = {}
-        for key, entry in entries.items():
-            try:
-                members[key.removeprefix(self._keys.members)] = member_from_json(entry.value)
-            except StoreError as error:
-                _log.warning("%s is passed over: %s", key, error)
-        return members
+    def _on_challenge(self, update: Update, own: Entry) -> None:
+        if update.entries:
+            # In a thread of its own: a watch must not wait for the store, nor the doubter for this leader's probes.
+            nonce = update.entries[-1].value
+            threading.Thread(target=self._answer, args=(nonce, own), name="elastic-answer", daemon=True).start()
 
-    def _world(self) -> World | None:
-        return world_from_json(self._world_entry.value) if self._world_entry else None
+    def _answer(self, nonce: str, own: Entry) -> None:
+        with contextlib.suppress(StoreError):
+            self._store.transact([created_at(own.key, own.create_revision)], ops=[Put(self._keys.answer, nonce)])
 
     def _targets(self, agents: Sequence[str], *, view: LeaderView) -> dict[str, Target]:
         """Where to probe; a member without a key is known by its seat."""

@@ -13,9 +13,13 @@ import dataclasses
 from elastic.events import Cause, Outcome
 from elastic.rendezvous import round_open
 from elastic.rendezvous.budget import Judgement
+from elastic.rendezvous.gathering import complaints, gather, rested, welcome
 from elastic.rendezvous.model import FailureReport, Member, Phase, ProbeResult, Seat, World
 from elastic.rendezvous.verdict import Close, Open, Probe, Verdict, Wait
 from elastic.rendezvous.view import LeaderView, Roster, asks, roster
+
+# What members say where others, or the way to them, are to blame.
+_BY_OTHERS = frozenset({Cause.PEER_LOST, Cause.GROUP_FAILED})
 
 
 def decide(view: LeaderView, *, now_s: float) -> Verdict:
@@ -25,18 +29,20 @@ def decide(view: LeaderView, *, now_s: float) -> Verdict:
         return _start(view, closed=world, now_s=now_s)
     seats = roster(view)
     judgement = round_open.judgement(view, world=world, seats=seats)
-    if judgement.exit_code is not None:
-        return _close(world, outcome=Outcome.FAILED, judgement=judgement)
+    if judgement.exit_code is not None and not _spared(view, seats=seats, judgement=judgement):
+        judgement = round_open.judgement(view, world=world, seats=seats, needed=True)
+        if judgement.exit_code is not None:
+            return round_open.close(world, judgement=judgement)
     if seats.done and (ending := _finished(world, seats=seats)) is not None:
         return ending
     if world.phase is Phase.FORMED:
         return _formed(view, world=world, seats=seats, judgement=judgement, now_s=now_s)
     if world.planned:
-        if seats.back and (failed := _failed(view, world=world, seats=seats, judgement=judgement)) is not None:
-            return failed
-        if (lost := _lost(view, world=world, seats=seats, judgement=judgement, now_s=now_s)) is not None:
-            return lost
-    return round_open.decide(view, world=world, seats=seats, judgement=judgement, now_s=now_s)
+        fault = _fault(view, world=world, seats=seats, judgement=judgement, now_s=now_s)
+        # Who has no key but answers takes its last step with the others; it is not waited for.
+        if fault is not None and not isinstance(fault, Wait):
+            return fault
+    return round_open.decide(view, world=world, seats=seats, now_s=now_s)
 
 
 def _start(view: LeaderView, *, closed: World | None, now_s: float) -> Verdict:
@@ -47,7 +53,26 @@ def _start(view: LeaderView, *, closed: World | None, now_s: float) -> Verdict:
     if not joiners:
         over = f"generation {closed.generation} is closed and no agent" if closed else "no agent"
         return Wait(reason=f"{over} asks to start")
-    return round_open.gather(view, joiners=joiners, cause=Cause.START, now_s=now_s)
+    gathering = gather(view, seats=Roster(newcomers=joiners), now_s=now_s)
+    return round_open.start(view, gathering=gathering, cause=Cause.START, now_s=now_s)
+
+
+def _spared(view: LeaderView, *, seats: Roster, judgement: Judgement) -> bool:
+    """Whether the job can go on without the one agent whose workers fail."""
+    if judgement.alone is None:
+        return False
+    others = {seat.agent for seat in (*seats.active, *seats.back)} | {member.agent for member in seats.newcomers}
+    return len(others - {judgement.alone.agent}) >= view.limits.min_nodes
+
+
+def _fault(view: LeaderView, *, world: World, seats: Roster, judgement: Judgement, now_s: float) -> Verdict | None:
+    """What ends a generation at once: a failure, members that do not reach each other, a member that is gone."""
+    explained = all(one.report.cause in _BY_OTHERS for one in round_open.reports(view, seats=seats))
+    if explained and (cut := _cut(view, world=world, seats=seats, judgement=judgement)) is not None:
+        return cut
+    if seats.back and (failed := _failed(view, world=world, seats=seats, judgement=judgement)) is not None:
+        return failed
+    return _lost(view, world=world, seats=seats, judgement=judgement, now_s=now_s)
 
 
 def _came_after(member: Member, closed: World) -> bool:
@@ -63,28 +88,16 @@ def _finished(world: World, *, seats: Roster) -> Close | None:
     done = ", ".join(seat.node for seat in seats.done)
     others = (*seats.gone, *seats.back, *seats.left)
     but = f"; {', '.join(seat.node for seat in others)} ended otherwise" if others else ""
-    closed = _closed(world, outcome=Outcome.SUCCEEDED, exit_code=0, reason=f"done on {done}{but}")
-    return Close(world=closed, reason=closed.reason)
-
-
-def _close(world: World, *, outcome: Outcome, judgement: Judgement) -> Close:
-    closed = _closed(
-        world, outcome=outcome, exit_code=judgement.exit_code or 0, reason=judgement.reason, text=judgement.text
+    reason = f"done on {done}{but}"
+    closed = dataclasses.replace(
+        world, phase=Phase.CLOSED, outcome=Outcome.SUCCEEDED, exit_code=0, reason=reason, planned=False
     )
-    return Close(world=dataclasses.replace(closed, failures=judgement.history), reason=judgement.reason)
-
-
-def _closed(world: World, *, outcome: Outcome, exit_code: int, reason: str, text: str = "") -> World:
-    return dataclasses.replace(
-        world, phase=Phase.CLOSED, outcome=outcome, exit_code=exit_code, reason=reason, text=text, planned=False
-    )
+    return Close(world=closed, reason=reason)
 
 
 def _formed(view: LeaderView, *, world: World, seats: Roster, judgement: Judgement, now_s: float) -> Verdict:
-    if seats.back and (failed := _failed(view, world=world, seats=seats, judgement=judgement)) is not None:
-        return failed
-    if (lost := _lost(view, world=world, seats=seats, judgement=judgement, now_s=now_s)) is not None:
-        return lost
+    if (fault := _fault(view, world=world, seats=seats, judgement=judgement, now_s=now_s)) is not None:
+        return fault
     if seats.left:
         reason = f"{_nodes(seats.left)} left without waiting for the others"
         return _open(world, cause=Cause.NODE_LEFT, reason=reason, judgement=judgement, leaving=seats.left)
@@ -95,22 +108,24 @@ def _formed(view: LeaderView, *, world: World, seats: Roster, judgement: Judgeme
         )
     if seats.newcomers and seats.done:
         return Wait(reason="the job is finishing; newcomers wait for its end")
-    if seats.newcomers and len(world.seats) < view.limits.max_nodes:
-        nodes = ", ".join(sorted(member.node for member in seats.newcomers))
+    room = len(world.seats) < view.limits.max_nodes
+    welcomed = welcome(view, world=world, seats=seats) if room else ()
+    awake, _resting, rested_s = rested(view, members=welcomed, now_s=now_s)
+    if awake:
+        nodes = ", ".join(sorted(member.node for member in awake))
         reason = f"{nodes} joined: finish the step and save first"
         return _open(world, cause=Cause.NODE_JOINED, reason=reason, judgement=judgement, planned=True)
     spares = f", {len(seats.newcomers)} waiting as spare" if seats.newcomers else ""
     count = f"{len(world.seats)} node{'s' if len(world.seats) != 1 else ''}"
-    return Wait(reason=f"generation {world.generation} is at work on {count}{spares}")
+    return Wait(until_s=rested_s, reason=f"generation {world.generation} is at work on {count}{spares}")
 
 
 def _failed(view: LeaderView, *, world: World, seats: Roster, judgement: Judgement) -> Open | None:
     """Open for a member that is back with a report. In a planned round, back without one is what was asked for."""
     reports = round_open.reports(view, seats=seats)
     if reports:
-        _agent, report = reports[0]
-        node = next(seat.node for seat in seats.back if seat.agent == reports[0][0])
-        reason = f"worker {report.rank} on {node} {_what(report)} at step {report.step}"
+        report = reports[0].report
+        reason = f"worker {report.rank} on {reports[0].node} {_what(report)} at step {report.step}"
         if report.cause is not Cause.PEER_LOST:
             reason += f"; {judgement.reason}"
         return _open(world, cause=report.cause, reason=reason, judgement=judgement)
@@ -120,29 +135,45 @@ def _failed(view: LeaderView, *, world: World, seats: Roster, judgement: Judgeme
     return _open(world, cause=Cause.PEER_LOST, reason=reason, judgement=judgement)
 
 
+def _cut(view: LeaderView, *, world: World, seats: Roster, judgement: Judgement) -> Open | None:
+    """Members do not reach each other and do not advance: whoever is alive comes together anew."""
+    found = complaints(view, world=world, seats=seats)
+    if not found:
+        return None
+    told = [view.members[seat.agent].report for seat, _nodes_named in found]
+    unformed = any(report is not None and report.cause is Cause.GROUP_FAILED for report in told)
+    reason = "; ".join(f"{seat.node} does not reach {', '.join(named)}" for seat, named in found)
+    cause = Cause.GROUP_FAILED if unformed else Cause.NODE_LOST
+    return _open(world, cause=cause, reason=f"{reason}, and does not advance", judgement=judgement)
+
+
 def _lost(view: LeaderView, *, world: World, seats: Roster, judgement: Judgement, now_s: float) -> Verdict | None:
-    """A seat without a key: its lease ended. One that answers gets a moment to write its key again."""
-    unasked = [seat for seat in seats.gone if view.answer(seat.agent, since_s=view.absent_s[seat.agent]) is None]
+    """A seat without a key: its lease ended. One that answers goes on with its generation, and is asked again.
+
+    It ends its own workers when it is cut off from the store for long; should the others stand still, they say so.
+    """
+    unasked: list[Seat] = []
     dead: list[str] = []
     until_s: float | None = None
     for seat in seats.gone:
-        answer = view.answer(seat.agent, since_s=view.absent_s[seat.agent])
-        if answer is None:
-            continue
-        grace_until_s = view.absent_s[seat.agent] + view.limits.grace_s
-        if answer.result is not ProbeResult.ALIVE:
+        absent_s = view.absent_s[seat.agent]
+        answer = view.answer(seat.agent, since_s=absent_s)
+        if answer is None or (now_s >= answer.at_s + view.limits.reprobe_s and answer.result is ProbeResult.ALIVE):
+            unasked.append(seat)
+        elif answer.result is not ProbeResult.ALIVE:
             dead.append(f"{seat.node} is gone: its lease ended and its agent is {answer.result}")
-        elif now_s >= grace_until_s:
-            dead.append(f"{seat.node} is gone: its agent answers but has not written its key again")
+        elif now_s >= absent_s + view.limits.unconfirmed_s:
+            dead.append(f"{seat.node} is gone: its agent answers but has had no key for {now_s - absent_s:.0f} s")
         else:
-            until_s = grace_until_s if until_s is None else min(until_s, grace_until_s)
+            next_s = answer.at_s + view.limits.reprobe_s
+            until_s = next_s if until_s is None else min(until_s, next_s)
     if dead:
         return _open(world, cause=Cause.NODE_LOST, reason="; ".join(dead), judgement=judgement)
     if unasked:
         agents = tuple(seat.agent for seat in unasked)
         return Probe(agents=agents, reason=f"keys gone: {_nodes(tuple(unasked))}. Alive?")
     if until_s is not None:
-        return Wait(until_s=until_s, reason=f"waiting for {_nodes(seats.gone)} to write its key again")
+        return Wait(until_s=until_s, reason=f"{_nodes(seats.gone)} answers and has no key: its generation goes on")
     return None
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from elastic.errors import Preempted
 from elastic.events import Cause
-from elastic.rendezvous.model import Member, MemberState, Seat, World
+from elastic.rendezvous.model import Member, MemberState, Phase, Seat, World
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,7 +15,7 @@ class AgentIdentity:
     """Who an agent is. `agent` is new with each process; `node` serves for order and for people.
 
     `address` is where other nodes reach this one; `slots` its number of workers; `root_generation` the newest
-    generation that the checkpoint root has seen.
+    generation that the checkpoint root has seen. `named`: the node's name was given, so that no other may bear it.
     """
 
     agent: str
@@ -24,6 +25,7 @@ class AgentIdentity:
     exporter: str = ""
     fingerprint: str = ""
     root_generation: int = 0
+    named: bool = False
 
 
 class HostedStore(Protocol):
@@ -88,6 +90,20 @@ class Membership:
     leader: bool
 
 
+def membership_in(world: World, *, seat: Seat, seconds: float, store: Any, leader: bool) -> Membership:
+    """The place of an agent that has this seat."""
+    return Membership(
+        generation=world.generation,
+        world=world,
+        seat=seat,
+        store_address=world.store_address,
+        store_port=world.store_port,
+        seconds=seconds,
+        store=store,
+        leader=leader,
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Regroup:
     """Why this agent's generation is over. `planned`: workers finish their step and save first.
@@ -101,6 +117,26 @@ class Regroup:
     generation: int
     left_out: bool = False
     closed: bool = False
+
+
+def regroup_of(world: World | None, *, agent: str, generation: int) -> Regroup | None:
+    """Why the generation that an agent is in is over, from the newest world; None while it is not. Pure."""
+    if world is None:
+        reason = "the store has lost this job's world"
+        return Regroup(cause=Cause.NODE_LOST, planned=False, reason=reason, generation=generation)
+    closed = world.phase is Phase.CLOSED
+    if world.generation != generation or world.seat_of(agent) is None:
+        return Regroup(
+            cause=world.cause,
+            planned=False,
+            reason=f"generation {world.generation} was formed without this agent: {world.reason}",
+            generation=world.generation,
+            left_out=True,
+            closed=closed,
+        )
+    if world.phase is Phase.FORMED:
+        return None
+    return Regroup(cause=world.cause, planned=world.planned, reason=world.reason, generation=generation, closed=closed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,4 +165,12 @@ def first_member(identity: AgentIdentity) -> Member:
         exporter=identity.exporter,
         fingerprint=identity.fingerprint,
         root_generation=identity.root_generation,
+    )
+
+
+def too_few_came(here: str, *, least: int, limit_s: float) -> Preempted:
+    """What an agent ends with that waited for others in vain."""
+    return Preempted(
+        f"{here} of at least {least} nodes came within {limit_s:g} s; start the others, or allow fewer with "
+        "--nnodes=MIN:MAX"
     )

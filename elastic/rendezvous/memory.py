@@ -189,17 +189,25 @@ class MemoryStore:
     def transact(self, compares: Sequence[Compare], *, ops: Sequence[Op]) -> Transacted:
         with self._request():
             succeeded = all(self._server.passes(compare) for compare in compares)
+            asked = {op.key for op in ops if isinstance(op, Put) and op.tell_replaced}
+            replaced = {entry.key: entry for entry in self._server.read(asked.__contains__).entries if succeeded}
             if succeeded and ops:
                 self._server.apply(ops)
-            return Transacted(succeeded=succeeded, revision=self._server.revision)
+            return Transacted(succeeded=succeeded, revision=self._server.revision, replaced=replaced)
 
-    def watch(self, key: str, *, prefix: bool = False, on_update: OnUpdate, on_break: OnBreak) -> _MemoryWatch:
+    def watch(
+        self, key: str, *, prefix: bool = False, since: int | None = None, on_update: OnUpdate, on_break: OnBreak
+    ) -> _MemoryWatch:
+        """Memory keeps no history: with `since` it tells all there is, unless nothing was written from then on."""
         covers = (lambda other: other.startswith(key)) if prefix else (lambda other: other == key)
         watch = _MemoryWatch(self._server, covers=covers, on_update=on_update, on_break=on_break)
         with self._server.turn():
             self._server.add_watch(watch)
             self._watches.append(watch)
-            watch.mute("link cut") if self._cut else watch.restart("")
+            if self._cut:
+                watch.mute("link cut")
+            elif since is None or since < self._server.revision:
+                watch.restart("")
         return watch
 
     def close(self) -> None:

@@ -5,11 +5,11 @@ Pure: no I/O, no torch. A reader ignores fields that it does not know, so that v
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import json
 import re
-from collections.abc import Mapping
+import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -36,6 +36,16 @@ class Phase(enum.StrEnum):
     CLOSED = "closed"
 
 
+class Bucket(enum.StrEnum):
+    """What a failure spends from: each reason has its own budget."""
+
+    EXCEPTION = "exception"
+    EXIT = "exit"
+    SIGNAL = "signal"
+    GROUP = "group"
+    PEER = "peer"
+
+
 class ProbeResult(enum.StrEnum):
     """What became of asking an agent for its name."""
 
@@ -49,7 +59,8 @@ class FailureReport:
     """Why an agent's workers ended, as the agent saw it.
 
     `step` is the step reached, `committed_steps` how many the run committed since this agent started (0: none at all),
-    `signature` names the failure so that two can be compared, `text` is for people (a traceback).
+    `signature` names the failure so that two can be compared, `text` is for people (a traceback). `node_local`: the
+    node is to blame (a full disk, a path that is not there), others may do without it.
     """
 
     cause: Cause
@@ -59,6 +70,7 @@ class FailureReport:
     text: str = ""
     exit_code: int | None = None
     committed_steps: int = 0
+    node_local: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +80,8 @@ class Member:
     `ended_generation` is the last generation that this agent is finished with (0: none). A JOINING member of the
     present generation g with `ended_generation` < g has simply not written since: its workers are at work.
     `seen_closed` is the generation that was over when this agent started: it begins the job anew.
+    `unreachable` names the agents of generation `unreachable_in` that this one cannot reach, found while that
+    generation did not advance or its workers' group did not form. It stays until the agent says otherwise.
     """
 
     agent: str
@@ -83,6 +97,8 @@ class Member:
     root_generation: int = 0
     seen_closed: int = 0
     report: FailureReport | None = None
+    unreachable: tuple[str, ...] = ()
+    unreachable_in: int = 0
     exporter: str = ""
     fingerprint: str = ""
 
@@ -102,13 +118,14 @@ class Seat:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """A failure that counts against the budget, and the generation that it ended."""
+    """A failure that counts against the budget, and the generation that it ended. No agent: nobody's own."""
 
     generation: int
     agent: str
     step: int
     signature: str
     committed_steps: int
+    bucket: Bucket = Bucket.EXIT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,8 +137,46 @@ class LeftOut:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Cut:
+    """An agent that was left out since it and others do not reach each other; `tries`: so often in a row."""
+
+    agent: str
+    node: str
+    tries: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Barred:
+    """An agent whose workers alone kept failing: it ends with this code, the job goes on without it."""
+
+    agent: str
+    node: str
+    signature: str
+    exit_code: int
+    reason: str
+    text: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Apart:
+    """Where the seats of a large world are: in `parts` keys, written when `generation` was formed (see apart.py).
+
+    `moves` tells how ranks moved for those who had a seat in generation `since`; 0: it is not told.
+    """
+
+    generation: int
+    parts: int
+    nodes: int
+    workers: int
+    since: int = 0
+    moves: tuple[tuple[int, int, int], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class World:
     """The agreed membership. Seats are in rank order; the store listens on the agent of seat 0.
+
+    With `apart`, an agent that does not lead knows its own seat only: count with `nodes` and `world_size`.
 
     An OPEN world is the generation that is being left; `planned` means that workers finish their step and save first,
     and `leaving` names the agents that go.
@@ -137,19 +192,40 @@ class World:
     planned: bool = False
     leaving: tuple[str, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
+    cut: tuple[Cut, ...] = ()
+    barred: tuple[Barred, ...] = ()
     failures: tuple[Failure, ...] = ()
     outcome: Outcome | None = None
     exit_code: int = 0
     text: str = ""
+    digest: str = ""
+    """Of all its seats, taken when it was formed: a reader may know only its own. "": of the seats that are here."""
+    apart: Apart | None = None
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes."""
+        return self.apart.nodes if self.apart else len(self.seats)
 
     @property
     def world_size(self) -> int:
         """Number of workers."""
-        return sum(seat.slots for seat in self.seats)
+        return self.apart.workers if self.apart else sum(seat.slots for seat in self.seats)
+
+    @property
+    def token(self) -> str:
+        """What fences: the generation's number, and a digest of its members. A store that lost its data may let a
+        number be given twice, but not to other members unnoticed."""
+        return f"{self.generation}.{self.digest or digest_of(self.seats)}"
 
     def seat_of(self, agent: str) -> Seat | None:
         """The agent's seat, or None where it has none."""
         return next((seat for seat in self.seats if seat.agent == agent), None)
+
+
+def digest_of(seats: Sequence[Seat]) -> str:
+    """A short digest of who is in a world, in its order."""
+    return f"{zlib.crc32(chr(10).join(seat.agent for seat in seats).encode()):08x}"
 
 
 def natural_key(text: str) -> tuple[Any, ...]:
@@ -164,12 +240,13 @@ def seating_key(member: Member) -> tuple[Any, ...]:
 
 def member_to_json(member: Member) -> str:
     """The text of a member key."""
-    return _dump(dataclasses.asdict(member))
+    return _dump(vars(member))
 
 
 def world_to_json(world: World) -> str:
-    """The text of the world key; `world_size` is there for people and status tools."""
-    return _dump(dataclasses.asdict(world) | {"world_size": world.world_size})
+    """The text of the world key; `world_size` is there for people and status tools. Seats kept apart are left out."""
+    seats = () if world.apart else world.seats
+    return _dump(vars(world) | {"seats": seats, "world_size": world.world_size})
 
 
 def member_from_json(text: str) -> Member:
@@ -181,7 +258,13 @@ def member_from_json(text: str) -> Member:
     with _Reading("member", text):
         raw = json.loads(text)
         report = raw.pop("report", None)
-        return _make(Member, raw, state=MemberState(raw["state"]), report=_report(report) if report else None)
+        return _make(
+            Member,
+            raw,
+            state=MemberState(raw["state"]),
+            report=_report(report) if report else None,
+            unreachable=tuple(raw.get("unreachable", ())),
+        )
 
 
 def world_from_json(text: str) -> World:
@@ -199,9 +282,12 @@ def world_from_json(text: str) -> World:
             cause=Cause(raw["cause"]),
             outcome=Outcome(raw["outcome"]) if raw.get("outcome") else None,
             seats=tuple(_make(Seat, item) for item in raw["seats"]),
-            failures=tuple(_make(Failure, item) for item in raw.get("failures", ())),
+            failures=tuple(_failure(item) for item in raw.get("failures", ())),
+            cut=tuple(_make(Cut, item) for item in raw.get("cut", ())),
+            barred=tuple(_make(Barred, item) for item in raw.get("barred", ())),
             left_out=tuple(_make(LeftOut, item) for item in raw.get("left_out", ())),
             leaving=tuple(raw.get("leaving", ())),
+            apart=_apart(raw["apart"]) if raw.get("apart") else None,
         )
 
 
@@ -209,13 +295,21 @@ def _report(raw: Mapping[str, Any]) -> FailureReport:
     return _make(FailureReport, raw, cause=Cause(raw["cause"]))
 
 
+def _failure(raw: Mapping[str, Any]) -> Failure:
+    return _make(Failure, raw, bucket=Bucket(raw.get("bucket", Bucket.EXIT)))
+
+
+def _apart(raw: Mapping[str, Any]) -> Apart:
+    return _make(Apart, raw, moves=tuple((int(a), int(b), int(c)) for a, b, c in raw.get("moves", ())))
+
+
 def _make(cls: type[_Made], raw: Mapping[str, Any], **converted: Any) -> _Made:
-    names = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]  # mypy cannot say: any dataclass
+    names: Mapping[str, Any] = cls.__dataclass_fields__  # type: ignore[attr-defined]  # mypy cannot say: any dataclass
     return cls(**({name: value for name, value in raw.items() if name in names} | converted))
 
 
 def _dump(value: Mapping[str, Any]) -> str:
-    return json.dumps(value, separators=(",", ":"))
+    return json.dumps(value, separators=(",", ":"), default=vars)
 
 
 class _Reading:

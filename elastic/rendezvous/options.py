@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from elastic.rendezvous.view import Limits
 
+# The leader is the more patient one: an agent ends its own workers at the limit, which needs no store.
+_LONGER_S = 30.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class RendezvousOptions:
@@ -14,7 +17,7 @@ class RendezvousOptions:
     endpoints: `host:port` each. ttl_s: how long an agent that says nothing keeps its keys; etcd grants 2 s at least.
     join_timeout_s: for min nodes to come. connect_timeout_s: for the store to answer at the start.
     call_timeout_s: for one request, all endpoints together. suspect_s: how long an agent that waits trusts a leader
-    that does nothing.
+    that does nothing. unconfirmed_limit_s: how long workers may go on while the lease is not certain.
     """
 
     job_id: str
@@ -36,8 +39,8 @@ class RendezvousOptions:
     first_wait_s: float = 3.0
     late_wait_s: float = 5.0
     planned_wait_s: float = 120.0
-    grace_s: float = 1.0
     suspect_s: float = 0.5
+    unconfirmed_limit_s: float = 300.0
     no_progress_limit: int = 3
 
     @property
@@ -49,6 +52,6 @@ class RendezvousOptions:
             first_wait_s=self.first_wait_s,
             late_wait_s=self.late_wait_s,
             planned_wait_s=self.planned_wait_s,
-            grace_s=self.grace_s,
+            unconfirmed_s=self.unconfirmed_limit_s + _LONGER_S,
             no_progress_limit=self.no_progress_limit,
         )

@@ -16,15 +16,19 @@ from elastic.clock import Clock
 from elastic.errors import StoreError, StoreUnavailable
 from elastic.rendezvous.errors import LeaseEnded
 from elastic.rendezvous.keys import Keys
-from elastic.rendezvous.kv import KeyValueStore, Put
+from elastic.rendezvous.kv import Entry, KeyValueStore, Put, modified_at
 from elastic.rendezvous.model import Member, member_to_json
 
 _log = logging.getLogger(__name__)
 _RETRY_S = 0.3
+_WRITE_TRIES = 3
 
 
 class Registration:
-    """Holds what the member key should say and sees to it that it does. Safe to use from any thread."""
+    """Holds what the member key should say and sees to it that it does. Safe to use from any thread.
+
+    `on_registered` hears what the key `last_candidate` said until then, from the same transaction.
+    """
 
     def __init__(
         self,
@@ -34,18 +38,21 @@ class Registration:
         member: Member,
         ttl_s: int,
         clock: Clock,
-        on_registered: Callable[[], None],
+        on_registered: Callable[[Entry | None], None],
+        on_renewed: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`on_renewed`: called from the thread after each renewal; whether the next should come soon."""
         self._store, self._keys, self._clock = store, keys, clock
         self._ttl_s = ttl_s
-        self._on_registered = on_registered
+        self._on_registered, self._on_renewed = on_registered, on_renewed
         self._member = member
         self._written: Member | None = None
         self._writing = threading.RLock()
         self._wake = threading.Event()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="elastic-lease", daemon=True)
-        self.candidate_revision = 0
+        self._revision = 0
+        self._asked = False
         self.valid_until_s = 0.0
         self.trouble: StoreUnavailable | None = None
 
@@ -92,6 +99,10 @@ class Registration:
                 self._note_trouble(error)
                 self._wake.set()
 
+    def look(self) -> None:
+        """Renew now rather than when it is due: something says that the store has lost its data."""
+        self._wake.set()
+
     def _run(self) -> None:
         pause_s = self._ttl_s / 3
         while not self._stopping:
@@ -101,7 +112,7 @@ class Registration:
                 return
             try:
                 self._renew()
-                pause_s = self._ttl_s / 3
+                pause_s = _RETRY_S if self._on_renewed() else self._ttl_s / 3
             except StoreError as error:
                 self._note_trouble(error)
                 pause_s = _RETRY_S
@@ -123,31 +134,45 @@ class Registration:
 
     def _write(self) -> None:
         member = self._member
-        try:
-            self._store.put(self._keys.member(member.agent), member_to_json(member), lease=member.lease)
-        except LeaseEnded:
-            self._register()
-            return
-        self._written = member
+        key = self._keys.member(member.agent)
+        for _ in range(_WRITE_TRIES):
+            try:
+                put = Put(key, member_to_json(member), lease=member.lease)
+                done = self._store.transact([modified_at(key, self._revision)], ops=[put])
+            except LeaseEnded:
+                self._register()
+                return
+            if done.succeeded:
+                self._written, self._revision = member, done.revision
+                return
+            self._revision = self._read_revision(key)
+        raise StoreUnavailable(f"{key} changes faster than it can be written; no other agent should write it")
 
     def _register(self) -> None:
+        """Both keys under a new lease. A request of an earlier try that arrives late changes nothing any more."""
         sent_s = self._clock.monotonic_s()
         lease = self._store.grant(self._ttl_s)
         member = dataclasses.replace(self._member, lease=lease)
-        candidate = self._keys.candidate(member.agent)
-        self._store.transact(
-            [],
-            ops=[
-                Put(self._keys.member(member.agent), member_to_json(member), lease),
-                Put(candidate, member.node, lease),
-            ],
-        )
-        entry = self._store.get(candidate)
+        key, last = self._keys.member(member.agent), self._keys.last_candidate
+        revision = self._read_revision(key) if self._asked else 0
+        self._asked = True
+        ops = [
+            Put(key, member_to_json(member), lease),
+            Put(self._keys.candidate(member.agent), member.node, lease),
+            Put(last, member.agent, tell_replaced=True),
+        ]
+        done = self._store.transact([modified_at(key, revision)], ops=ops)
+        if not done.succeeded:
+            raise StoreUnavailable(f"{key} changed while it was being written; trying again")
         self._member = self._written = member
-        self.candidate_revision = entry.create_revision if entry else 0
+        self._revision = done.revision
         self.valid_until_s = sent_s + self._ttl_s
         self.trouble = None
-        self._on_registered()
+        self._on_registered(done.replaced.get(last))
+
+    def _read_revision(self, key: str) -> int:
+        entry = self._store.get(key)
+        return entry.mod_revision if entry else 0
 
     def _note_trouble(self, error: StoreError) -> None:
         if self.trouble is None:

@@ -5,71 +5,117 @@ Pure, like the machine that it is a part of.
 
 from __future__ import annotations
 
-from elastic.events import Cause
+import dataclasses
+from collections.abc import Iterable
+
+from elastic.events import Cause, Outcome
 from elastic.rendezvous import budget, seating
-from elastic.rendezvous.budget import Judgement
-from elastic.rendezvous.model import FailureReport, LeftOut, Member, Phase, ProbeResult, Seat, World
-from elastic.rendezvous.verdict import Evict, Form, Probe, Verdict, Wait
+from elastic.rendezvous.budget import Judgement, Reported
+from elastic.rendezvous.gathering import Gathering, cuts_after, gather
+from elastic.rendezvous.model import LeftOut, Member, Phase, ProbeResult, Seat, World, natural_key
+from elastic.rendezvous.verdict import Close, Evict, Form, Probe, Verdict, Wait
 from elastic.rendezvous.view import LeaderView, Roster
 
+_MOST_BARRED = 16
 
-def decide(view: LeaderView, *, world: World, seats: Roster, judgement: Judgement, now_s: float) -> Verdict:
+
+def decide(view: LeaderView, *, world: World, seats: Roster, now_s: float) -> Verdict:
     """OPEN: form as soon as nobody is awaited and there are enough; members that are gone are not awaited."""
-    if seats.active:
-        waiting = _await(view, world=world, seats=seats, now_s=now_s)
-        if waiting is not None:
-            return waiting
-    joiners = (*(view.members[seat.agent] for seat in seats.back), *seats.newcomers)
-    if not seats.back:
+    waiting = _await(view, world=world, seats=seats, now_s=now_s)
+    if waiting is not None:
+        return waiting
+    gathering = gather(view, seats=seats, now_s=now_s)
+    judged = judgement(view, world=world, seats=seats, whole=_whole(seats) and not gathering.cut_off)
+    if judged.exit_code is not None and judged.alone is None:
+        return close(world, judgement=judged)
+    if judged.alone is not None and judged.exit_code is not None:
+        gathering = gather(view, seats=seats, now_s=now_s, without=judged.alone.agent)
+        if len(gathering.joiners) < view.limits.min_nodes:
+            gathering = gather(view, seats=seats, now_s=now_s)
+            judged = judgement(view, world=world, seats=seats, whole=_whole(seats), needed=True)
+            if judged.exit_code is not None:
+                return close(world, judgement=judged)
+    if not any(seat.agent in _agents(gathering.joiners) for seat in seats.back):
         # Nobody who knows the last generation is here: as at a first start, others may be about to come.
-        return gather(view, joiners=joiners, cause=world.cause, now_s=now_s, judgement=judgement)
-    if len(joiners) < view.limits.min_nodes:
-        return Wait(reason=_too_few(view, len(joiners)))
+        return start(view, gathering=gathering, cause=world.cause, now_s=now_s, judgement=judged)
+    if len(gathering.joiners) < view.limits.min_nodes:
+        return _too_few(view, gathering)
+    reason = _reason(world, seats=seats, gathering=gathering)
     cause = _cause(view, world=world, seats=seats)
-    return _form(view, joiners=joiners, cause=cause, reason=_reason(world, seats=seats), failures=judgement)
+    return _form(view, gathering=gathering, cause=cause, reason=reason, judgement=judged)
 
 
-def gather(
+def start(
     view: LeaderView,
     *,
-    joiners: tuple[Member, ...],
+    gathering: Gathering,
     cause: Cause,
     now_s: float,
     judgement: Judgement | None = None,
 ) -> Verdict:
     """Without survivors: form when all places are taken, or a while after the last arrival."""
-    limits = view.limits
+    limits, joiners = view.limits, gathering.joiners
     if len(joiners) < limits.min_nodes:
-        return Wait(reason=_too_few(view, len(joiners)))
-    if len(joiners) >= limits.max_nodes:
-        reason = f"nodes here: all {limits.max_nodes}"
-        return _form(view, joiners=joiners, cause=cause, reason=reason, failures=judgement)
-    until_s = max(view.arrived_s[member.agent] for member in joiners) + limits.first_wait_s
-    if now_s < until_s:
-        return Wait(until_s=until_s, reason=f"nodes here: {len(joiners)} of at most {limits.max_nodes}")
-    reason = f"nodes here: {len(joiners)}, no other came for {limits.first_wait_s:g} s"
-    return _form(view, joiners=joiners, cause=cause, reason=reason, failures=judgement)
+        return _too_few(view, gathering)
+    reason = f"nodes here: all {limits.max_nodes}"
+    if len(joiners) < limits.max_nodes:
+        until_s = max(view.arrived_s[member.agent] for member in joiners) + limits.first_wait_s
+        if now_s < until_s:
+            return Wait(until_s=until_s, reason=f"nodes here: {len(joiners)} of at most {limits.max_nodes}")
+        reason = f"nodes here: {len(joiners)}, no other came for {limits.first_wait_s:g} s"
+    if gathering.cut_off:
+        reason += f"; {_cut_words(gathering)}"
+    return _form(view, gathering=gathering, cause=cause, reason=reason, judgement=judgement)
 
 
-def reports(view: LeaderView, *, seats: Roster) -> list[tuple[str, FailureReport]]:
-    """(agent, report) of the members that are back, a worker's own failure before what it did to its peers."""
-    found = [(seat.agent, report) for seat in seats.back if (report := view.members[seat.agent].report) is not None]
-    return sorted(found, key=lambda item: item[1].cause is Cause.PEER_LOST)
+def reports(view: LeaderView, *, seats: Roster) -> list[Reported]:
+    """What the members that are back say, a worker's own failure before what it did to its peers."""
+    found = [
+        Reported(agent=seat.agent, node=seat.node, report=report)
+        for seat in seats.back
+        if (report := view.members[seat.agent].report) is not None
+    ]
+    return sorted(found, key=lambda one: one.report.cause is Cause.PEER_LOST)
 
 
-def judgement(view: LeaderView, *, world: World, seats: Roster) -> Judgement:
+def judgement(view: LeaderView, *, world: World, seats: Roster, whole: bool = False, needed: bool = False) -> Judgement:
     """What the failures up to now amount to."""
     return budget.judge(
         world.failures,
         generation=world.generation,
         reports=reports(view, seats=seats),
         no_progress_limit=view.limits.no_progress_limit,
-        node_lost=bool(seats.gone),
+        bucket_limit=view.limits.bucket_limit,
+        whole=whole,
+        barred=world.barred,
+        needed=needed,
     )
+
+
+def close(world: World, *, judgement: Judgement) -> Close:
+    """The job has failed for good."""
+    closed = dataclasses.replace(
+        world,
+        phase=Phase.CLOSED,
+        outcome=Outcome.FAILED,
+        exit_code=judgement.exit_code or 0,
+        reason=judgement.reason,
+        text=judgement.text,
+        planned=False,
+        failures=judgement.history,
+    )
+    return Close(world=closed, reason=judgement.reason)
+
+
+def _whole(seats: Roster) -> bool:
+    """Nobody's absence explains why the generation ended."""
+    return not (seats.gone or seats.left or seats.leaving or seats.active)
 
 
 def _await(view: LeaderView, *, world: World, seats: Roster, now_s: float) -> Verdict | None:
     """Members that have not come back: ask them, evict the silent, wait for the others up to a limit."""
+    if not seats.active:
+        return None
     wait_s = view.limits.planned_wait_s if world.planned else view.limits.late_wait_s
     until_s = view.world_since_s + wait_s
     nodes = ", ".join(seat.node for seat in seats.active)
@@ -99,11 +145,14 @@ def _await(view: LeaderView, *, world: World, seats: Roster, now_s: float) -> Ve
     return Wait(until_s=next_s, reason=f"waiting for {nodes}: alive, not back yet")
 
 
-def _form(
-    view: LeaderView, *, joiners: tuple[Member, ...], cause: Cause, reason: str, failures: Judgement | None
-) -> Form:
+def _form(view: LeaderView, *, gathering: Gathering, cause: Cause, reason: str, judgement: Judgement | None) -> Form:
     old = view.world if view.world and view.world.phase is not Phase.CLOSED else None
-    seats = seating.arrange(old, joiners=joiners, max_nodes=view.limits.max_nodes)
+    barred = old.barred if old else ()
+    if judgement is not None and judgement.exit_code is not None and judgement.alone is not None:
+        barred = (*barred, judgement.alone)
+        judgement = judgement.without()
+        reason += f"; {judgement.reason}"
+    seats = seating.arrange(old, joiners=gathering.joiners, max_nodes=view.limits.max_nodes)
     first = view.members[seats[0].agent]
     world = World(
         generation=seating.next_generation(view.world, members=view.members.values()),
@@ -114,7 +163,9 @@ def _form(
         cause=cause,
         reason=reason,
         left_out=_left_out(view, old=old, seats=seats),
-        failures=failures.history if failures else (),
+        cut=cuts_after(old, view=view, gathering=gathering, seated={seat.agent for seat in seats}),
+        barred=barred[-_MOST_BARRED:],
+        failures=judgement.history if judgement else (),
     )
     return Form(world=world, reason=reason)
 
@@ -136,22 +187,44 @@ def _left_out(view: LeaderView, *, old: World | None, seats: tuple[Seat, ...]) -
 
 def _cause(view: LeaderView, *, world: World, seats: Roster) -> Cause:
     """The deepest cause known by now: peers often report first that a peer was lost."""
-    own = [report.cause for _agent, report in reports(view, seats=seats) if report.cause is not Cause.PEER_LOST]
-    if world.cause is Cause.NODE_LOST or (seats.gone and not own):
+    told = [one.report.cause for one in reports(view, seats=seats) if one.report.cause is not Cause.PEER_LOST]
+    if world.cause is Cause.NODE_LOST or (seats.gone and not told):
         return Cause.NODE_LOST
-    return own[0] if own and not world.planned else world.cause
+    return told[0] if told and not world.planned else world.cause
 
 
-def _reason(world: World, *, seats: Roster) -> str:
+def _reason(world: World, *, seats: Roster, gathering: Gathering) -> str:
     count = len(seats.back)
     parts = [f"{count} member{'s' if count != 1 else ''} of generation {world.generation} back"]
     for what, who in (("gone", (*seats.gone,)), ("left", (*seats.left, *seats.leaving)), ("late", seats.active)):
         if who:
-            parts.append(f"{', '.join(seat.node for seat in who)} {what}")
-    if seats.newcomers:
-        parts.append(f"{', '.join(sorted(member.node for member in seats.newcomers))} new")
+            parts.append(f"{_nodes(who)} {what}")
+    new = sorted(member.node for member in gathering.joiners if member in seats.newcomers)
+    if new:
+        parts.append(f"{', '.join(new)} new")
+    if gathering.cut_off:
+        parts.append(_cut_words(gathering))
     return "; ".join(parts)
 
 
-def _too_few(view: LeaderView, count: int) -> str:
-    return f"nodes here: {count} of at least {view.limits.min_nodes}"
+def _cut_words(gathering: Gathering) -> str:
+    nodes = sorted((member.node for member in gathering.cut_off), key=natural_key)
+    them = "it waits" if len(nodes) == 1 else "they wait"
+    return f"{', '.join(nodes)} and the others do not all reach each other: {them} as spare"
+
+
+def _too_few(view: LeaderView, gathering: Gathering) -> Wait:
+    reason = f"nodes here: {len(gathering.joiners)} of at least {view.limits.min_nodes}"
+    if gathering.cut_off:
+        reason += f" that reach each other; {_cut_words(gathering)}"
+    if gathering.resting:
+        reason += f"; {', '.join(member.node for member in gathering.resting)} rests after a cut"
+    return Wait(until_s=gathering.rested_s, reason=reason)
+
+
+def _agents(members: Iterable[Member]) -> set[str]:
+    return {member.agent for member in members}
+
+
+def _nodes(seats: Iterable[Seat]) -> str:
+    return ", ".join(seat.node for seat in seats)

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from elastic.rendezvous.model import Member, MemberState, ProbeResult, Seat, World
+from elastic.rendezvous.model import Cut, Member, MemberState, ProbeResult, Seat, World
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,8 +19,9 @@ class Limits:
 
     first_wait_s: at a first start, for further nodes, counted from the last arrival.
     late_wait_s: for a member that answers but is not back. planned_wait_s: the same while workers finish and save.
-    grace_s: for a member that answers to write its lost key again. reprobe_s: until an answer counts as old.
-    no_progress_limit: failures without getting past a step that end the job.
+    unconfirmed_s: for a member at work that answers but has no key. reprobe_s: until an answer counts as old.
+    no_progress_limit: failures without getting past a step that end the job. bucket_limit: generations without
+    progress that one reason may end.
     """
 
     min_nodes: int
@@ -28,9 +29,10 @@ class Limits:
     first_wait_s: float = 3.0
     late_wait_s: float = 5.0
     planned_wait_s: float = 120.0
-    grace_s: float = 1.0
+    unconfirmed_s: float = 330.0
     reprobe_s: float = 1.0
     no_progress_limit: int = 3
+    bucket_limit: int = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,14 +45,19 @@ class ProbeAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class LeaderView:
-    """World, members, and since when each fact holds. Mappings are by agent; never change one in place."""
+    """World, members, and since when each fact holds. Mappings are by agent; never change one in place.
+
+    `leader` is the agent whose view this is; `cut_s` since when each entry of the world's `cut` stands there.
+    """
 
     limits: Limits
+    leader: str = ""
     world: World | None = None
     world_since_s: float = 0.0
     members: Mapping[str, Member] = field(default_factory=dict)
     arrived_s: Mapping[str, float] = field(default_factory=dict)
     absent_s: Mapping[str, float] = field(default_factory=dict)
+    cut_s: Mapping[Cut, float] = field(default_factory=dict)
     left: frozenset[str] = frozenset()
     probes: Mapping[str, ProbeAnswer] = field(default_factory=dict)
 
@@ -85,6 +92,7 @@ def observe(view: LeaderView, *, world: World | None, members: Mapping[str, Memb
         members=dict(members),
         arrived_s={agent: view.arrived_s.get(agent, now_s) for agent in members},
         absent_s={agent: view.absent_s.get(agent, now_s) for agent in seats if agent not in members},
+        cut_s={cut: view.cut_s.get(cut, now_s) for cut in (world.cut if world else ())},
         left=frozenset(left),
         probes={agent: found for agent, found in view.probes.items() if agent in seats},
     )
@@ -106,10 +114,11 @@ def roster(view: LeaderView) -> Roster:
         groups[_standing(view, world, seat)].append(seat)
     seated = {seat.agent for seat in world.seats}
     out = {entry.agent: entry.generation for entry in world.left_out}
+    no_more = seated | {entry.agent for entry in world.barred}
     newcomers = tuple(
         member
         for member in view.members.values()
-        if member.agent not in seated and asks(member, after=out.get(member.agent, 0))
+        if member.agent not in no_more and asks(member, after=out.get(member.agent, 0))
     )
     return Roster(newcomers=newcomers, **{name: tuple(seats) for name, seats in groups.items()})
 

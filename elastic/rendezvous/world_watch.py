@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 from collections.abc import Callable
 
 from elastic.errors import StoreError
+from elastic.rendezvous.apart import Part, moved, part_from_json, part_of
+from elastic.rendezvous.keys import Keys
 from elastic.rendezvous.kv import KeyValueStore, Update, Watch
-from elastic.rendezvous.model import World, world_from_json
+from elastic.rendezvous.model import Phase, World, world_from_json
 
 _log = logging.getLogger(__name__)
 
@@ -16,22 +19,66 @@ _log = logging.getLogger(__name__)
 class WorldWatch:
     """Reads without blocking; `on_change` is called from the watch's thread, without locks."""
 
-    def __init__(self, store: KeyValueStore, *, key: str, on_change: Callable[[], None]) -> None:
-        self._store, self._key, self._on_change = store, key, on_change
+    def __init__(self, store: KeyValueStore, *, keys: Keys, agent: str, on_change: Callable[[], None]) -> None:
+        self._store, self._keys, self._agent, self._on_change = store, keys, agent, on_change
+        self._key = keys.world
+        self._part = Part(generation=0, seats=())
         self._changed = threading.Condition()
         self._watch: Watch | None = None
+        self._since: int | None = None
         self._world: World | None = None
         self._unreadable: StoreError | None = None
         self.known = False
 
     @property
     def world(self) -> World | None:
-        """The newest world known; None where the store holds none, or none is `known` yet."""
+        """The newest world known; None where the store holds none, or none is `known` yet.
+
+        Of seats kept apart it holds this agent's own, as soon as that is known.
+        """
+        return self._world
+
+    @property
+    def looks_apart(self) -> bool:
+        """Whether this agent's seat is to be looked for with `look`."""
+        world = self._world
+        return (
+            world is not None
+            and world.apart is not None
+            and world.phase is Phase.FORMED
+            and world.apart.generation != self._part.generation
+        )
+
+    def look(self) -> None:
+        """Read the part of the seats that this agent's own is in, if need be. Raises StoreError."""
+        world = self._world
+        if not self.looks_apart or world is None or world.apart is None:
+            return
+        found = self._store.get(self._keys.part(part_of(self._agent, parts=world.apart.parts)))
+        if (
+            found is None
+            or (part := part_from_json(found.value, agent=self._agent)).generation != world.apart.generation
+        ):
+            return  # The world is not the newest any more: the watch will tell.
+        with self._changed:
+            if self._world is not None and self._world.apart is not None:
+                self._part = part
+                self._world = self._seated(self._world)
+
+    def read(self) -> World | None:
+        """Ask for the world now; `start` goes on from there. Raises StoreError."""
+        snapshot = self._store.range(self._key)
+        self._since = snapshot.revision
+        entries = tuple(entry for entry in snapshot.entries if entry.key == self._key)
+        self._on_update(Update(entries=entries, revision=snapshot.revision, reset=True))
+        self.check()
         return self._world
 
     def start(self) -> None:
         """Begin to watch."""
-        self._watch = self._store.watch(self._key, on_update=self._on_update, on_break=self._on_break)
+        self._watch = self._store.watch(
+            self._key, since=self._since, on_update=self._on_update, on_break=self._on_break
+        )
 
     def stop(self) -> None:
         """End the watch."""
@@ -51,7 +98,8 @@ class WorldWatch:
     def _on_update(self, update: Update) -> None:
         with self._changed:
             try:
-                self._world = world_from_json(update.entries[-1].value) if update.entries else None
+                world = world_from_json(update.entries[-1].value) if update.entries else None
+                self._world = self._seated(world) if world and world.apart else world
                 self._unreadable = None
             except StoreError as error:
                 self._unreadable = error
@@ -61,3 +109,12 @@ class WorldWatch:
 
     def _on_break(self, reason: str) -> None:
         _log.info("the watch of the world broke (%s); it mends itself", reason)
+
+    def _seated(self, world: World) -> World:
+        """The world with this agent's seat, where that can be told from the seat it had."""
+        assert world.apart is not None
+        part = moved(self._part, to=world.apart)
+        if part is None:
+            return world
+        self._part = part
+        return dataclasses.replace(world, seats=part.seats)

@@ -6,6 +6,7 @@ import json
 
 from elastic.checkpoint.layout import CommitRecord
 from elastic.checkpoint.seams import Committer, CommitVerdict, LockCommitter
+from elastic.errors import StoreUnavailable
 from elastic.link import Link
 
 
@@ -16,8 +17,14 @@ class AgentCommitter:
         self._link = link
 
     def record(self) -> CommitRecord | None:
-        """The record of the last commit, or None where nothing was committed yet (or etcd lost its data)."""
+        """The record of the last commit, or None where nothing was committed yet (or etcd lost its data).
+
+        Raises:
+            StoreUnavailable: the agent could not read it; taking that for "nothing" would begin the run anew.
+        """
         answer = self._link.ask("record")
+        if not answer.granted:
+            raise StoreUnavailable(f"the record of the last commit could not be read: {answer.reason}")
         return CommitRecord.from_plain(json.loads(answer.value)) if answer.value else None
 
     def commit(self, record: CommitRecord) -> CommitVerdict:

@@ -18,7 +18,7 @@ from elastic.data.loader import ElasticLoader
 from elastic.distributed.group import Collectives
 from elastic.distributed.replicate import Replica
 from elastic.errors import DataError
-from elastic.events import Emit, Notice, StepCommitted
+from elastic.events import Emit, Notice, OrderChosen, StepCommitted
 from elastic.plan.batch import BatchPlan
 from elastic.plan.order import ORDER_VERSION, Order, OrderKind
 from elastic.plan.progress import epoch_of, global_step_view, scale_by_global_batch
@@ -72,6 +72,7 @@ class Course:
         self._step_began_s = clock.monotonic_s()
         self._losses: deque[float] = deque(maxlen=_LOSSES)
         if world.rank == 0:
+            emit(OrderChosen(length=order.length, seed=order.seed, order=order.kind.value, order_version=ORDER_VERSION))
             self._tell_scaling(restored)
 
     @property

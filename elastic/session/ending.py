@@ -29,6 +29,8 @@ def end_worker(error: BaseException | None, *, link: Link, group: Collectives, s
         SystemExit: for an ElasticError, with the code that errors.py documents.
     """
     if error is None:
+        # Said before the group is taken down, in which torch may crash (its threads outlive their peers' ends).
+        link.send_failure(Failure(exit_code=int(ExitCode.DONE), step=step, signature="", text="finished"))
         group.leave()
         link.close()
         return

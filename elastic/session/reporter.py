@@ -33,6 +33,7 @@ class Reporter:
         self._link = link
         self._clock = clock
         self._log_steps = log_steps
+        self._told_lost = False
         path = world.events_path or str(Path(save_path) / "events" / f"{world.node}.jsonl")
         self._file = EventFile(Path(path))
 
@@ -44,7 +45,7 @@ class Reporter:
             generation=self._world.generation,
             event=event,
         )
-        self._file.append(record)
+        self._append(record)
         self._link.send_event(encode(record))
         if self._world.rank == 0 and (line := self._line(event)):
             logger.info(line)
@@ -52,6 +53,16 @@ class Reporter:
     def close(self) -> None:
         """Close the event file."""
         self._file.close()
+
+    def _append(self, record: Record) -> None:
+        # A full disk must not end a training that its checkpoints survive. The account will show the gap.
+        try:
+            self._file.append(record)
+            self._told_lost = False
+        except OSError as error:
+            if not self._told_lost:
+                logger.error("events are being lost: %s", error)
+            self._told_lost = True
 
     def _line(self, event: Event) -> str | None:
         match event:

@@ -34,7 +34,7 @@ from elastic.config.load import resolve, with_overrides
 from elastic.config.model import Settings
 from elastic.distributed.group import Alone, Collectives, choose_device, join
 from elastic.distributed.replicate import Replica
-from elastic.errors import Regroup, UsageError
+from elastic.errors import CheckpointError, Regroup, UsageError
 from elastic.events import GroupReady, Notice, RunFinished
 from elastic.lifetime import die_with_agent
 from elastic.link import AgentLink, Link, NoLink
@@ -74,6 +74,7 @@ class Session:
         self._group: Collectives = Alone()
         self._link: Link = NoLink()
         self._course: Course | None = None
+        self._open_step: Step | None = None
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -86,17 +87,16 @@ class Session:
             self._open()
         except BaseException as error:
             # `with` calls __exit__ only for what happens inside it.
-            self._stack.close()
-            end_worker(error, link=self._link, group=self._group, step=0)
+            self._end(error)
             raise
         return self
 
     def _open(self) -> None:
+        die_with_agent(self._environ)
+        self._link = _connect(self.world)  # first, so that the agent hears of whatever goes wrong
         resolved = self._given or resolve(sys.argv[1:], environ=self._environ, strict=False).settings
         self.settings = with_overrides(resolved, self._overrides) if self._overrides else resolved
-        die_with_agent(self._environ)
         world = choose_device(self.world)
-        self._link = _connect(world)
         save_path = self.settings.checkpoint.save_path
         _same_root(world, save_path)
         identity = claim(save_path, job_id=world.job_id)
@@ -127,9 +127,28 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        try:
+            if error is None:
+                self._commit_last()
+        except BaseException as failed:
+            self._end(failed)
+            raise
+        self._end(error)
+
+    def _commit_last(self) -> None:
+        """A loop left with `break` has done its last step; it counts, and is saved, like any other."""
+        step, course = self._open_step, self._course
+        if step is not None and course is not None and step.done:
+            self._open_step = None
+            course.commit(step)
+            self._manager.save(self._tracked, course.save_meta())
+
+    def _end(self, error: BaseException | None) -> None:
         step = self._course.iteration if self._course is not None else 0
-        self._stack.close()
-        end_worker(error, link=self._link, group=self._group, step=step)
+        try:
+            self._stack.close()
+        finally:
+            end_worker(error, link=self._link, group=self._group, step=step)
 
     def parallelize(self, model: nn.Module) -> nn.Module:
         """Put a model on this worker's device, equal on all ranks; returns the plain module."""
@@ -160,11 +179,12 @@ class Session:
         *,
         collate_fn: Callable[[list[Any]], Any] | None = None,
     ) -> Iterator[Step]:
-        """Restore what is tracked, then yield the steps still to do.
+        """Restore what is tracked, then yield the steps still to do. All ranks must leave the loop at the same step.
 
         Raises:
             NothingToRestore: load_path was given and holds nothing to restore.
-            Regroup: from inside the loop, when the membership is about to change; state is durable by then.
+            Regroup: from inside the loop, when the membership is about to change; the state was saved before.
+            CheckpointError: the last step could not be saved, so that the run is not finished.
         """
         if not self._replicas:
             raise UsageError("run.steps() was called before run.parallelize(model); there is nothing to train")
@@ -185,14 +205,18 @@ class Session:
     def _run(self, course: Course) -> Iterator[Step]:
         while not course.finished:
             step = course.next_step(self._group, tuple(self._replicas), self._link.regroup_wanted)
+            self._open_step = step
             yield step
+            self._open_step = None
             if not step.done:
                 raise UsageError("a step from run.steps() must be used as `with step:`; it was not entered or failed")
             regroup = course.commit(step)
             if self._manager.due(course.iteration) or regroup or course.finished:
-                self._manager.save(self._tracked, course.save_meta())
+                saved = self._manager.save(self._tracked, course.save_meta())
+                if course.finished and self.settings.checkpoint.enable_save and not saved.saved:
+                    raise CheckpointError(f"the last step of the run could not be saved: {saved.reason}")
             if regroup and not course.finished:
-                raise Regroup(f"the membership changes; step {course.iteration} is saved")
+                raise Regroup(f"the membership changes at step {course.iteration}")
         self._report(RunFinished(iteration=course.iteration, consumed_samples=course.consumed_samples))
 
     def _tell_restart(self, restored: Restored) -> None:

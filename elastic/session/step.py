@@ -11,6 +11,7 @@ comes after the sum over ranks, so that it does not matter who ran which micro-b
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
@@ -49,6 +50,12 @@ class StepParts:
     regroup_wanted: Callable[[], bool]
 
 
+class _Stage(enum.Enum):
+    NEW = enum.auto()
+    ENTERED = enum.auto()
+    ASKED = enum.auto()
+
+
 class Step:
     """Yielded by `Session.steps`; to be entered with `with`."""
 
@@ -65,11 +72,13 @@ class Step:
         """Set once the gradients are reduced."""
         self.done = False
         self._parts = parts
+        self._stage = _Stage.NEW
         self._loss_sum: torch.Tensor | float = 0.0  # stays on the device: reading it each time would wait for it
         self._weight = 0.0
         self._regroup = False
 
     def __enter__(self) -> Self:
+        self._stage = _Stage.ENTERED
         self._regroup = self._parts.regroup_wanted()
         for replica in self._parts.replicas:
             replica.begin_step()
@@ -87,7 +96,15 @@ class Step:
             self.done = True
 
     def micro_batches(self) -> Iterator[Any]:
-        """This rank's part of the global batch. After the last one, gradients are reduced over all ranks."""
+        """This rank's part of the global batch. After the last one, gradients are reduced over all ranks.
+
+        Raises:
+            UsageError: asked for a second time, or outside of `with step:`.
+        """
+        if self._stage is not _Stage.ENTERED:
+            what = "outside of `with step:`" if self._stage is _Stage.NEW else "a second time"
+            raise UsageError(f"step {self.iteration}: micro_batches() was called {what}; loop over it once, inside")
+        self._stage = _Stage.ASKED
         for micro_batch in self._parts.loader.next_step():
             seed_slot(self._parts.seed, iteration=self.iteration, slot=micro_batch.slot)
             self.used.extend(zip(micro_batch.samples, micro_batch.indices, strict=True))
@@ -133,10 +150,14 @@ def sum_and_weight(loss: torch.Tensor | tuple[torch.Tensor, torch.Tensor | float
         UsageError: neither one number for each sample nor a (sum, weight) pair.
     """
     if isinstance(loss, tuple):
+        if len(loss) != 2 or not isinstance(loss[0], torch.Tensor):
+            raise UsageError(f"loss must be (sum, weight), the sum a tensor; got a tuple of {len(loss)}")
         total, weight = loss
         if total.ndim != 0:
             raise UsageError(f"loss must be (sum, weight) with a scalar sum; got a sum of shape {list(total.shape)}")
         return total, float(weight)
+    if not isinstance(loss, torch.Tensor):
+        raise UsageError(f"loss must be a tensor or a pair (sum, weight); got {type(loss).__name__}")
     if loss.ndim != 1:
         raise UsageError(
             f"loss must hold one number for each sample, shape [n], or be a pair (sum, weight); "
@@ -146,13 +167,14 @@ def sum_and_weight(loss: torch.Tensor | tuple[torch.Tensor, torch.Tensor | float
 
 
 def to_device(batch: Any, device: str) -> Any:
-    """Move the tensors of a batch (nested in tuples, lists, dicts) to a device."""
+    """Move the tensors of a batch to a device: nested in tuples, lists and dicts, or in what has a `to` of its own."""
     if device == "cpu":
         return batch
     if isinstance(batch, torch.Tensor):
         return batch.to(device, non_blocking=True)
     if isinstance(batch, dict):
         return {key: to_device(value, device) for key, value in batch.items()}
-    if isinstance(batch, (tuple, list)):
-        return type(batch)(to_device(value, device) for value in batch)
-    return batch
+    if isinstance(batch, tuple | list):
+        moved = [to_device(value, device) for value in batch]
+        return type(batch)(*moved) if hasattr(batch, "_fields") else type(batch)(moved)  # a named tuple takes fields
+    return batch.to(device) if hasattr(batch, "to") else batch

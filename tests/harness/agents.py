@@ -48,9 +48,16 @@ class FakeAgent:
     """Joins, then waits for a regroup or an order; both make it join again."""
 
     def __init__(
-        self, store: KeyValueStore, *, node: str, options: RendezvousOptions, news: threading.Condition
+        self,
+        store: KeyValueStore,
+        *,
+        node: str,
+        options: RendezvousOptions,
+        news: threading.Condition,
+        slots: int = 1,
+        named: bool = False,
     ) -> None:
-        identity = AgentIdentity(agent=uuid.uuid4().hex, node=node, address="127.0.0.1", slots=1)
+        identity = AgentIdentity(agent=uuid.uuid4().hex, node=node, address="127.0.0.1", slots=slots, named=named)
         self.node, self.store, self._news = node, store, news
         self.coordinator = Coordinator(
             store,
@@ -153,6 +160,7 @@ class FakeAgent:
                 return
 
     def _over(self) -> Regroup | None:
+        self.coordinator.check()
         return self.coordinator.regroup()
 
 
@@ -167,8 +175,8 @@ class Job:
         self.news = threading.Condition()
         self.agents: list[FakeAgent] = []
 
-    def add(self, node: str) -> FakeAgent:
-        agent = FakeAgent(self._store(), node=node, options=self.options, news=self.news)
+    def add(self, node: str, **identity: object) -> FakeAgent:
+        agent = FakeAgent(self._store(), node=node, options=self.options, news=self.news, **identity)
         self.agents.append(agent)
         agent.start()
         return agent
@@ -193,6 +201,19 @@ class Job:
 
         self.until(agreed, what=f"a generation of {size} after {after}", deadline_s=deadline_s)
         return agents[0].generation
+
+    def commits(self, agent: FakeAgent, value: str, *, deadline_s: float = 10.0) -> None:
+        """Wait until a commit is granted, trying at each piece of news and now and then."""
+        deadline = threading.Timer(deadline_s, lambda: None)
+        deadline.start()
+        try:
+            while not (verdict := agent.coordinator.commit(value, timeout_s=1)).granted:
+                assert deadline.is_alive(), f"no commit within {deadline_s} s: {verdict}"
+                with self.news:
+                    self.news.wait(0.1)
+        finally:
+            deadline.cancel()
+            deadline.join()
 
     def expect_end(self, agents: list[FakeAgent]) -> list[JobClosed]:
         self.until(lambda: all(agent.ended for agent in agents), what="the end of the job")

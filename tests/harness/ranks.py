@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
+
+import torch
 
 from elastic.errors import PeerLost
 
@@ -16,6 +19,16 @@ class _Board:
     def __init__(self, size: int) -> None:
         self.barrier = threading.Barrier(size)
         self.slots: list[Any] = [None] * size
+        self.turn = threading.Lock()
+
+    @contextlib.contextmanager
+    def let_others(self) -> Iterator[None]:
+        """Give the turn away while waiting."""
+        self.turn.release()
+        try:
+            yield
+        finally:
+            self.turn.acquire()
 
 
 class ThreadGroup:
@@ -54,7 +67,52 @@ class ThreadGroup:
         return everyone
 
 
-def run_ranks(size: int, work: Callable[[ThreadGroup], Any]) -> list[Any]:
+class TensorGroup(ThreadGroup):
+    """Sums and copies tensors too. Ranks take turns, since they share one generator: one computes, others wait."""
+
+    def __init__(self, rank: int, board: _Board) -> None:
+        super().__init__(rank, board)
+        self.sums = 0
+
+    def sum_(self, tensor: torch.Tensor) -> None:
+        self.sums += 1
+        everyone = self._share(tensor.clone())
+        tensor.copy_(torch.stack(everyone).sum(dim=0))
+
+    def broadcast_(self, tensor: torch.Tensor) -> None:
+        tensor.copy_(self._share(tensor.clone())[0])
+
+    def leave(self) -> None:
+        """Nothing to give up."""
+
+    def _share(self, value: torch.Tensor) -> list[torch.Tensor]:
+        with self._board.let_others():
+            try:
+                self._board.slots[self.rank] = value
+                self._board.barrier.wait(_LIMIT_S)
+                everyone = list(self._board.slots)
+                self._board.barrier.wait(_LIMIT_S)
+            except threading.BrokenBarrierError as error:
+                raise PeerLost("a rank of the test is gone") from error
+        return everyone
+
+    def _exchange(self, value: Any) -> list[Any]:
+        with self._board.let_others():
+            return super()._exchange(value)
+
+
+def run_tensor_ranks(size: int, work: Callable[[TensorGroup], Any]) -> list[Any]:
+    """The same as `run_ranks`, one rank computing at a time."""
+
+    def taking_turns(group: ThreadGroup) -> Any:
+        assert isinstance(group, TensorGroup)
+        with group._board.turn:
+            return work(group)
+
+    return run_ranks(size, taking_turns, make=TensorGroup)
+
+
+def run_ranks(size: int, work: Callable[[ThreadGroup], Any], *, make: type[ThreadGroup] = ThreadGroup) -> list[Any]:
     """Run `work` once for each rank; its results by rank. The first exception that is no PeerLost is raised."""
     board = _Board(size)
     results: list[Any] = [None] * size
@@ -62,7 +120,7 @@ def run_ranks(size: int, work: Callable[[ThreadGroup], Any]) -> list[Any]:
 
     def one(rank: int) -> None:
         try:
-            results[rank] = work(ThreadGroup(rank, board))
+            results[rank] = work(make(rank, board))
         except BaseException as error:  # noqa: BLE001 - because it is raised again in the test's own thread
             errors.append(error)
             board.barrier.abort()

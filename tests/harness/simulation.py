@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 from elastic.events import Cause
 from elastic.rendezvous.machine import decide
@@ -24,6 +25,8 @@ class Simulation:
         self.members: dict[str, Member] = {}
         self.worlds: list[World] = []
         self.asked: tuple[str, ...] = ()
+        self._seated: set[str] = set()
+        self.on_verdict: Callable[[Verdict], None] = lambda _verdict: None
         self._view = LeaderView(limits=limits)
 
     @property
@@ -67,8 +70,13 @@ class Simulation:
         self._view = with_probes(self._view, results={agent: result}, now_s=self.now_s)
         self.asked = tuple(name for name in self.asked if name != agent)
 
-    def change_leader(self) -> None:
-        self._view = LeaderView(limits=self.limits)
+    def cut(self, agent: str, *others: str) -> None:
+        """The agent says that it cannot reach the others, none: it reaches all again."""
+        last = max((w.generation for w in self.worlds if w.seat_of(agent)), default=0)
+        self._change(agent, unreachable=others, unreachable_in=last)
+
+    def change_leader(self, leader: str = "") -> None:
+        self._view = LeaderView(limits=self.limits, leader=leader)
         self.asked = ()
 
     def wipe(self) -> None:
@@ -85,10 +93,13 @@ class Simulation:
             if isinstance(verdict, Probe) and verdict.agents == self.asked:
                 return verdicts
             verdicts.append(verdict)
+            self.on_verdict(verdict)
             match verdict:
                 case Open(world=world) | Form(world=world) | Close(world=world):
                     self.world = world
                     self.worlds.append(world)
+                    if isinstance(verdict, Form):
+                        self._seat(world)
                 case Evict(agents=agents):
                     for agent in agents:
                         self.lose(agent)
@@ -99,7 +110,14 @@ class Simulation:
                     return verdicts
         raise AssertionError(f"the leader does not come to rest: {verdicts[-4:]}")
 
+    def _seat(self, world: World) -> None:
+        """Taking a seat takes back what an agent said before; its key says so when it is next written."""
+        self._seated |= {seat.agent for seat in world.seats}
+
     def _change(self, agent: str, **fields: object) -> None:
+        if agent in self._seated:
+            self._seated.remove(agent)
+            fields = {"unreachable": (), **fields}
         self.members[agent] = dataclasses.replace(self.members[agent], **fields)
 
 
@@ -113,4 +131,5 @@ def report_of(words: dict[str, str]) -> FailureReport:
         text="Traceback of " + words.get("signature", "nothing"),
         exit_code=int(words["exit"]) if "exit" in words else None,
         committed_steps=int(words.get("committed", "1")),
+        node_local="local" in words,
     )

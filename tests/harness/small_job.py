@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -72,4 +74,20 @@ def fails_at_step_8(settings: Settings) -> Job:
         loss=loss,
         optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
         schedule=schedule,
+    )
+
+
+def stuck(settings: Settings) -> Job:
+    """Ignores SIGTERM and, after a few steps, everything else: its worker ends only by force."""
+    left = [20]
+
+    def never(model: nn.Module, batch: Any) -> torch.Tensor:
+        left[0] -= 1
+        if left[0] < 0:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            threading.Event().wait()
+        return loss(model, batch)
+
+    return Job(
+        model=build_model, dataset=build_dataset, loss=never, optimizer=lambda m: torch.optim.SGD(m.parameters())
     )

@@ -152,3 +152,40 @@ class StoreContract:
         heard.wait_for(lambda: heard.updates)
         store.put("/self", "1")
         heard.wait_for(lambda: heard.values() == {"/self": "1"})
+
+    def test_a_watch_since_a_revision_tells_what_came_after(self, store: KeyValueStore):
+        heard = Heard()
+        store.put("/since", "1")
+        known = store.put("/since", "2")
+        watch = store.watch("/since", since=known, on_update=heard.on_update, on_break=heard.on_break)
+        assert not heard.updates
+        store.put("/since", "3")
+        heard.wait_for(lambda: heard.values() == {"/since": "3"})
+        watch.cancel()
+        late = Heard()
+        watch = store.watch("/since", since=known, on_update=late.on_update, on_break=late.on_break)
+        late.wait_for(lambda: late.values() == {"/since": "3"})
+        watch.cancel()
+
+    def test_a_write_may_ask_what_was_there(self, store: KeyValueStore):
+        before = store.put("/old", "1")
+        done = store.transact([], ops=[Put("/old", "2", tell_replaced=True), Put("/none", "1", tell_replaced=True)])
+        assert list(done.replaced) == ["/old"]
+        assert (done.replaced["/old"].value, done.replaced["/old"].mod_revision) == ("1", before)
+        assert not store.transact([], ops=[Put("/old", "3")]).replaced
+
+    def test_watches_of_one_client_do_not_disturb_one_another(self, store: KeyValueStore):
+        heard = [Heard() for _ in range(5)]
+        watches = [
+            store.watch(f"/n/{number}", on_update=each.on_update, on_break=each.on_break)
+            for number, each in enumerate(heard)
+        ]
+        watches.pop(2).cancel()
+        for number in range(5):
+            store.put(f"/n/{number}", "x")
+        for number in (0, 1, 3, 4):
+            heard[number].wait_for(lambda number=number: heard[number].values() == {f"/n/{number}": "x"})
+        assert len(heard[2].updates) == 1
+        assert not any(each.breaks for each in heard)
+        for watch in watches:
+            watch.cancel()

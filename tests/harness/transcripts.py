@@ -3,9 +3,9 @@
 A file holds blocks: command lines, `----`, the verdicts that follow, a blank line. After a change of the protocol run
 `python -m tests.harness.transcripts --rewrite` and read the difference.
 
-Commands: limits min=1 max=4 [first= late= planned= no_progress=] · join NODE [as=AGENT slots= root= ended=] ·
-back AGENT · fail AGENT [cause= step= signature= exit= committed=] · lose AGENT · leave AGENT · done AGENT ·
-tick SECONDS · probe AGENT alive|refused|silent · leader-change · wipe
+Commands: limits min=1 max=4 [first= late= planned= no_progress= bucket=] · join NODE [as=AGENT slots= root= ended=] ·
+back AGENT · fail AGENT [cause= step= signature= exit= committed= local=] · lose AGENT · leave AGENT · done AGENT ·
+tick SECONDS · probe AGENT alive|refused|silent · cut AGENT[,AGENT] [OTHER …] · leader-change [AGENT] · wipe
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from elastic.rendezvous.view import Limits
 from tests.harness.simulation import Simulation, report_of
 
 DIRECTORY = Path(__file__).parents[1] / "testdata" / "rendezvous"
-_NAMES = {"min": "min_nodes", "max": "max_nodes", "no_progress": "no_progress_limit"}
+_NAMES = {"min": "min_nodes", "max": "max_nodes", "no_progress": "no_progress_limit", "bucket": "bucket_limit"}
 _NAMES |= {name: f"{name}_wait_s" for name in ("first", "late", "planned")}
 
 
@@ -65,7 +65,10 @@ def _run(simulation: Simulation, words: list[str]) -> None:
     elif verb == "probe":
         simulation.probe(name, ProbeResult(words[2]))
     elif verb == "leader-change":
-        simulation.change_leader()
+        simulation.change_leader(name)
+    elif verb == "cut":
+        for agent in name.split(","):
+            simulation.cut(agent, *words[2:])
     elif verb == "wipe":
         simulation.wipe()
     else:
@@ -84,6 +87,8 @@ def _line(verdict: Verdict) -> str:
         case Form(world=world):
             seats = " ".join(f"{seat.base_rank}:{seat.agent}" for seat in world.seats)
             kind = f"form {world.generation} {seats} ({world.cause})"
+            kind += "".join(f" [cut {cut.agent} {cut.tries}]" for cut in world.cut)
+            kind += "".join(f" [barred {barred.agent} exit {barred.exit_code}]" for barred in world.barred)
         case Open(world=world):
             kind = f"open {world.generation} {'planned' if world.planned else 'at once'} ({world.cause})"
         case Close(world=world):

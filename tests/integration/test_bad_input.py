@@ -13,6 +13,7 @@ import pytest
 from elastic.events import JobEnded, read_records
 from elastic.local.etcd import EtcdServer, free_port
 from elastic.local.node import ROOT
+from tests.harness.etcd_admin import enable_users
 from tests.harness.survival import SETTINGS, cluster
 
 pytestmark = pytest.mark.integration
@@ -72,9 +73,7 @@ def test_wrong_credentials(tmp_path: Path) -> None:
     password = tmp_path / "password"
     password.write_text("wrong")
     with EtcdServer(tmp_path / "etcd") as server:
-        control = ["etcdctl", f"--endpoints={server.endpoint}"]
-        for words in (["user", "add", "root:right"], ["user", "grant-role", "root", "root"], ["auth", "enable"]):
-            subprocess.run([*control, *words], env={**os.environ, "ETCDCTL_API": "3"}, check=True, capture_output=True)
+        enable_users(server.endpoint, root_password="right")
         conf = f"--rdzv-conf=user=root,password_file={password}"
         done = agent("--save-path", str(tmp_path / "out"), options=(conf,), ETCD_ENDPOINTS=server.endpoint)
     assert_clear(done, 64, server.endpoint)

@@ -87,7 +87,7 @@ def test_etcd_killed_and_started_again_leaves_the_generation_as_it_is(own_etcd, 
 
 
 def test_etcd_frozen_for_longer_than_every_lease_leaves_the_generation_as_it_is(own_etcd, make_job):
-    job = make_job(own_etcd, max_nodes=3, grace_s=5)
+    job = make_job(own_etcd, max_nodes=3)
     a, b = job.start("a", "b")
     leases = [agent.coordinator.lease for agent in (a, b)]
     own_etcd.pause()

@@ -1,11 +1,13 @@
 """Several coordinators in one process on the memory store: every way in which a generation begins and ends."""
 
+import dataclasses
 import time
 
 import pytest
 
 from elastic.errors import Preempted
 from elastic.events import Cause, NodeLost, Outcome
+from elastic.rendezvous.lost_world import restorable
 from elastic.rendezvous.memory import MemoryServer, MemoryStore
 from elastic.rendezvous.model import FailureReport
 from tests.harness.agents import Job
@@ -126,7 +128,7 @@ def test_the_same_exception_twice_closes_the_job_for_all(make_job):
     )
     a.fail(report)
     job.expect([a, b], size=2, after=1)
-    a.fail(report)
+    b.fail(report)
     closed = job.expect_end([a, b])
     assert [(end.outcome, end.exit_code, end.text) for end in closed] == [(Outcome.FAILED, 1, "Traceback")] * 2
 
@@ -171,7 +173,7 @@ def test_a_commit_without_an_answer_is_not_granted(make_job):
 
 
 def test_all_leases_end_at_once_and_the_generation_stays(make_job, server):
-    job = make_job(max_nodes=3, grace_s=5)
+    job = make_job(max_nodes=3)
     a, b = job.start("a", "b")
     for agent in (a, b):
         server.drop_lease(agent.coordinator.lease)
@@ -183,12 +185,35 @@ def test_all_leases_end_at_once_and_the_generation_stays(make_job, server):
     assert [a.coordinator.generation, a.regroups[-1].planned, len(a.regroups)] == [2, True, 1]
 
 
-def test_a_wiped_store_ends_the_generation_and_the_next_is_higher(make_job, server):
-    job = make_job(max_nodes=2)
-    agents = job.start("a", "b")
+def test_a_wiped_store_gets_its_world_back_and_the_generation_goes_on(make_job, server):
+    job = make_job(max_nodes=3)
+    a, b = job.start("a", "b")
     server.wipe()
-    job.expect(agents, size=2, after=1)
-    assert agents[0].ranks == ["a", "b"]
+    job.commits(a, "one")
+    assert a.coordinator.generation == 1
+    c = job.add("c")
+    job.expect([a, b, c], size=3, after=1)
+    assert [regroup.planned for regroup in a.regroups] == [True], "only the newcomer changed anything"
+
+
+def test_a_wiped_store_and_a_lost_member_lead_to_a_higher_generation(make_job, server):
+    job = make_job(max_nodes=2, ttl_s=1)
+    a, b = job.start("a", "b")
+    b.kill()
+    server.wipe()
+    job.expect([a], size=1, after=1, deadline_s=20)
+    assert "lost this job's world" in a.regroups[-1].reason
+
+
+def test_a_world_is_not_written_again_over_a_newer_generation(make_job):
+    job = make_job(max_nodes=1)
+    (a,) = job.start("a")
+    world = a.memberships[-1].world
+    member = a.coordinator.members()[0]
+    assert restorable(world, members=[member]).verdict
+    assert "not here yet: a" in restorable(world, members=[]).reason
+    ahead = dataclasses.replace(member, last_generation=2)
+    assert "generation 2 is known" in restorable(world, members=[ahead]).reason
 
 
 def test_two_jobs_never_meet(make_job):

@@ -8,6 +8,9 @@ import pytest
 from elastic.errors import StoreError
 from elastic.events import Cause, Outcome
 from elastic.rendezvous.model import (
+    Barred,
+    Bucket,
+    Cut,
     Failure,
     FailureReport,
     LeftOut,
@@ -35,6 +38,8 @@ MEMBER = Member(
     state=MemberState.DONE,
     ended_generation=4,
     report=REPORT,
+    unreachable=("cd34",),
+    unreachable_in=3,
 )
 WORLD = World(
     generation=4,
@@ -46,7 +51,9 @@ WORLD = World(
     reason="because",
     leaving=("x",),
     left_out=(LeftOut(agent="y", generation=3),),
-    failures=(Failure(generation=1, agent="y", step=2, signature="s", committed_steps=0),),
+    failures=(Failure(generation=1, agent="y", step=2, signature="s", committed_steps=0, bucket=Bucket.PEER),),
+    cut=(Cut(agent="z", node="node9", tries=2),),
+    barred=(Barred(agent="w", node="node8", signature="s", exit_code=70, reason="r", text="t"),),
     outcome=Outcome.FAILED,
     exit_code=77,
     text="traceback",

@@ -1,0 +1,39 @@
+"""Ending: what the world key says is over for an agent: the job, or a generation that it never took part in. Pure."""
+
+from __future__ import annotations
+
+from elastic.events import Outcome
+from elastic.rendezvous.errors import JobClosed
+from elastic.rendezvous.model import Phase, World
+
+
+def ending_of(world: World | None, *, agent: str, seen_closed: int) -> JobClosed | None:
+    """How it ended: for all, or for this agent alone, which is barred. None: it goes on.
+
+    `seen_closed`: the generation that was over when the agent started.
+    """
+    if world is None:
+        return None
+    for barred in world.barred:
+        if barred.agent == agent:
+            return JobClosed(outcome=Outcome.FAILED, exit_code=barred.exit_code, reason=barred.reason, text=barred.text)
+    if world.phase is not Phase.CLOSED or world.generation <= seen_closed:
+        return None
+    outcome = world.outcome or Outcome.FAILED
+    return JobClosed(outcome=outcome, exit_code=world.exit_code, reason=world.reason, text=world.text)
+
+
+def missed_generation(world: World | None, *, agent: str, ended: int) -> int:
+    """The generation that an agent without workers was given a seat in and has not ended, since it was over before the
+    agent saw it; 0: none. Until it says that it has ended this one, it is taken for a member at work."""
+    if world is None:
+        return 0
+    seated = world.generation if world.phase is Phase.OPEN and world.seat_of(agent) else 0
+    owed = max((entry.generation for entry in world.left_out if entry.agent == agent), default=0)
+    return seated if seated > ended else owed if owed > ended else 0
+
+
+def unheard_end(timeout_s: float | None) -> JobClosed:
+    """For an agent that is done and has heard of no other end: its final state is durable."""
+    reason = f"done here; the end of the job was not heard of within {timeout_s} s"
+    return JobClosed(outcome=Outcome.SUCCEEDED, exit_code=0, reason=reason)

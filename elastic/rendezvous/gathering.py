@@ -1,0 +1,109 @@
+"""Gathering: who of those that ask takes part in the next world, who is cut off from it, and who rests.
+
+Pure, like the machine that it is a part of.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from elastic.rendezvous import reach
+from elastic.rendezvous.model import Cut, Member, Seat, World
+from elastic.rendezvous.view import LeaderView, Roster
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gathering:
+    """`joiners` all reach each other, in seat order and then newcomers. `cut_off` ask too, but do not reach them all.
+
+    `resting` were cut off lately and are not tried before `rested_s` (the first of them).
+    """
+
+    joiners: tuple[Member, ...]
+    cut_off: tuple[Member, ...] = ()
+    resting: tuple[Member, ...] = ()
+    rested_s: float | None = None
+
+
+def gather(view: LeaderView, *, seats: Roster, now_s: float, without: str = "") -> Gathering:
+    """Sort those that ask, all but the agent `without`."""
+    back = [view.members[seat.agent] for seat in seats.back if seat.agent != without]
+    awake, resting, rested_s = rested(view, members=seats.newcomers, now_s=now_s)
+    asking = [*back, *awake]
+    generation = view.world.generation if view.world else 0
+    words = [m if m.agent not in _agents(seats.back) else _current(m, generation=generation) for m in asking]
+    side = reach.largest_side(
+        [member.agent for member in asking],
+        cuts=reach.cuts_among(words),
+        most=view.limits.max_nodes,
+        survivors=_agents(seats.back),
+        leader=view.leader,
+    )
+    return Gathering(
+        joiners=tuple(member for member in asking if member.agent in side),
+        cut_off=tuple(member for member in asking if member.agent not in side),
+        resting=resting,
+        rested_s=rested_s,
+    )
+
+
+def rested(
+    view: LeaderView, *, members: tuple[Member, ...], now_s: float
+) -> tuple[tuple[Member, ...], tuple[Member, ...], float | None]:
+    """Those that may be tried, those that still rest from having been cut off, and when the first of these may."""
+    until_s = {cut.agent: since_s + reach.pause_s(cut.tries) for cut, since_s in view.cut_s.items()}
+    resting = tuple(member for member in members if until_s.get(member.agent, now_s) > now_s)
+    awake = tuple(member for member in members if member not in resting)
+    return awake, resting, min((until_s[member.agent] for member in resting), default=None)
+
+
+def welcome(view: LeaderView, *, world: World, seats: Roster) -> tuple[Member, ...]:
+    """Newcomers that a world at work would be opened for: all but those that say that they do not reach its seats."""
+    seated = {seat.agent for seat in world.seats}
+    return tuple(member for member in seats.newcomers if not seated & set(member.unreachable))
+
+
+def complaints(view: LeaderView, *, world: World, seats: Roster) -> list[tuple[Seat, tuple[str, ...]]]:
+    """Seats whose world does not advance, each with the nodes of its world that it cannot reach."""
+    others = {seat.agent: seat.node for seat in world.seats if seat not in (*seats.done, *seats.left)}
+    found = []
+    for seat in (*seats.active, *seats.back, *seats.leaving):
+        named = _current(view.members[seat.agent], generation=world.generation).unreachable
+        if nodes := tuple(others[agent] for agent in named if agent in others and agent != seat.agent):
+            found.append((seat, nodes))
+    return found
+
+
+def cuts_after(old: World | None, *, view: LeaderView, gathering: Gathering, seated: set[str]) -> tuple[Cut, ...]:
+    """What the next world says of cut agents: one more try for those that were tried, the same for those that wait.
+
+    Who has a seat again is on trial for one generation: only if that ends otherwise the count begins anew.
+    """
+    if old is None:
+        old_cuts, tried = {}, set[str]()
+    else:
+        old_cuts, tried = {cut.agent: cut for cut in old.cut}, {seat.agent for seat in old.seats}
+    cuts = {}
+    for member in gathering.cut_off:
+        known = old_cuts.get(member.agent)
+        if known is None or member.agent in tried:
+            known = Cut(agent=member.agent, node=member.node, tries=1 + (known.tries if known else 0))
+        cuts[member.agent] = known
+    for agent, cut in old_cuts.items():
+        on_trial = agent in seated and agent not in tried
+        waiting = agent not in seated and agent not in cuts
+        if agent in view.members and (on_trial or waiting):
+            cuts[agent] = cut
+    return tuple(cuts.values())
+
+
+def _current(member: Member, *, generation: int) -> Member:
+    """A seat's word about an earlier generation is over with it."""
+    if not member.unreachable or member.unreachable_in == generation:
+        return member
+    return dataclasses.replace(member, unreachable=())
+
+
+def _agents(seats: tuple[Seat, ...]) -> frozenset[str]:
+    return frozenset(seat.agent for seat in seats)

@@ -1,0 +1,117 @@
+"""One rank of a real gloo group: what it does is named on the command line; its last line of output is JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from elastic.clock import SYSTEM_CLOCK
+from elastic.distributed import group as groups
+from elastic.distributed.group import Collectives, join
+from elastic.distributed.peers import peer_errors
+from elastic.errors import ElasticError
+from elastic.world import World
+from tests.harness.training import train
+
+
+def say(**found):
+    print(json.dumps(found), flush=True)
+
+
+def values(group: Collectives):
+    from tests.integration.test_gloo import VALUES
+
+    gathered = [group.gather([group.rank, value]) for value in VALUES]
+    say(gathered=gathered, broadcast=[group.broadcast(value if group.rank == 0 else None) for value in VALUES])
+
+
+def training(group: Collectives):
+    run = train(group, dropout=0.2)
+    say(losses=run.losses, parameters=run.parameters.tolist())
+
+
+def broken_off(group: Collectives, doing):
+    """Says so when it has joined; goes on at a word; tells the error."""
+    group.sum_(torch.ones(1))
+    print("joined", flush=True)
+    sys.stdin.readline()
+    print("going", flush=True)
+    error = None
+    try:
+        for _ in range(3):
+            doing(group)
+    except (ElasticError, RuntimeError) as caught:
+        error = caught
+    say(error=type(error).__name__ if error else None, text=str(error))
+    os._exit(0)
+
+
+def mistake(group: Collectives):
+    error = None
+    try:
+        with peer_errors("adding apples to pears"):
+            dist.all_gather_into_tensor(torch.empty(3), torch.ones(2))
+    except RuntimeError as caught:
+        error = caught
+    say(error=type(error).__name__ if error else None, text=str(error))
+    group.leave()
+    group.leave()
+
+
+def mismatch(group: Collectives):
+    error = None
+    try:
+        group.sum_(torch.ones(1000 + group.rank))
+    except (ElasticError, RuntimeError) as caught:
+        error = caught
+    say(error=type(error).__name__ if error else None, text=str(error))
+    os._exit(0)
+
+
+ROLES = {
+    "mismatch": mismatch,
+    "values": values,
+    "train": training,
+    "sum": lambda group: broken_off(group, lambda g: g.sum_(torch.ones(1000))),
+    "gather": lambda group: broken_off(group, lambda g: g.gather("x")),
+    "broadcast": lambda group: broken_off(group, lambda g: g.broadcast("x")),
+    "mistake": mistake,
+}
+
+
+def meeting_place(rank: int) -> int:
+    """A port that rank 0 chose, told in a file."""
+    place = Path(os.environ["STORE_FILE"])
+    if rank == 0:
+        from elastic.local.etcd import free_port
+
+        place.with_suffix(".new").write_text(str(free_port()))
+        place.with_suffix(".new").rename(place)
+    while not place.exists():
+        SYSTEM_CLOCK.sleep(0.01)
+    return int(place.read_text())
+
+
+def main():
+    role, world = sys.argv[1], World.from_environ(os.environ)
+    torch.set_num_threads(1)
+    if role in ("lonely", "no_store"):
+        groups.STORE_TIMEOUT_S = groups.COLLECTIVE_TIMEOUT_S = 1.0
+        port = meeting_place(0)
+        try:
+            join(world, environ={**os.environ, "MASTER_PORT": str(port)})
+        except ElasticError as error:
+            say(error=type(error).__name__, text=str(error))
+        return
+    group = join(world, environ={**os.environ, "MASTER_PORT": str(meeting_place(world.rank))})
+    ROLES[role](group)
+    group.leave()
+
+
+if __name__ == "__main__":
+    main()

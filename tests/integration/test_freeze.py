@@ -1,0 +1,63 @@
+"""Frozen agents and workers: the others go on within seconds, and nothing that a thawed one does is accepted."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from elastic.events import Cause, RoundOpened, WorkerLost, read_records
+from elastic.local.cluster import Cluster
+from elastic.local.etcd import EtcdServer
+from tests.harness.faults import Frozen, came_to
+from tests.harness.survival import cluster, exact_account
+
+pytestmark = pytest.mark.integration
+
+STEPS = 1200
+
+
+def seconds_to_step(run: Cluster, *, frozen_at_s: float, since: int, world_size: int) -> float:
+    """From the freeze to the first step of the survivors, without the start of their workers."""
+    opened = run.wait(lambda r: isinstance(r.event, RoundOpened), what="a round", limit_s=20, since=since)
+    run.wait_step(1, world_size=world_size, since=since)
+    return opened.time_s - frozen_at_s
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_frozen_node_is_left_behind_and_comes_back(tmp_path: Path, etcd: EtcdServer, rank: int) -> None:
+    with cluster(tmp_path, etcd.endpoint, steps=STEPS, ELASTIC__RENDEZVOUS__TTL_S="60") as run:
+        for name in ("a", "b", "c"):
+            run.start(name)
+        formed = run.wait_world(3)
+        run.wait_step(60, world_size=3)
+        victim = formed.event.nodes[rank]  # type: ignore[attr-defined]
+        before = run.now()
+        with Frozen(run.nodes[victim]) as frozen:
+            assert frozen.fired
+            waited_s = seconds_to_step(run, frozen_at_s=frozen.at_s, since=before, world_size=2)
+            run.wait_step(100, world_size=2, since=before)
+            after = run.now()
+        assert waited_s < 4, "by the lease it would be 60 s"
+        run.wait_step(1, world_size=3, since=after)
+        assert [run.wait_exit(name) for name in ("a", "b", "c")] == [0, 0, 0]
+        assert exact_account(run).steps == STEPS
+
+
+def test_a_worker_that_somebody_stopped_is_replaced(tmp_path: Path, etcd: EtcdServer) -> None:
+    with cluster(tmp_path, etcd.endpoint, steps=600) as run:
+        for name in ("a", "b"):
+            run.start(name)
+        run.wait_step(60, world_size=2)
+        before = run.now()
+        (victim,) = run.nodes["b"].workers()
+        os.kill(victim, signal.SIGSTOP)
+        assert came_to(victim, "T")
+        lost = run.wait(lambda r: isinstance(r.event, WorkerLost) and r.event.pid == victim, what="its end", limit_s=10)
+        assert lost.event.cause is Cause.WORKER_SIGNAL  # type: ignore[attr-defined]
+        run.wait_step(1, world_size=2, limit_s=30, since=before)
+        assert [run.wait_exit(name) for name in ("a", "b")] == [0, 0]
+        assert exact_account(run).steps == 600
+        assert len(read_records(run.save_path / "events")) > 0

@@ -1,0 +1,82 @@
+"""What failures amount to: by reason, by step, by node."""
+
+import pytest
+
+from elastic.events import Cause
+from elastic.rendezvous.budget import Reported, judge
+from elastic.rendezvous.model import Barred, FailureReport
+
+
+def said(agent, cause=Cause.WORKER_EXIT, *, step=5, signature="E", **more):
+    report = FailureReport(cause=cause, rank=0, step=step, signature=signature, **{"committed_steps": 5} | more)
+    return Reported(agent=agent, node=agent, report=report)
+
+
+def run(generations, **limits):
+    """Judgements of generation after generation, each a list of reports."""
+    history, judgements = (), []
+    for number, reports in enumerate(generations, start=1):
+        judgement = judge(history, generation=number, reports=reports, **{"no_progress_limit": 3} | limits)
+        history = judgement.history
+        judgements.append(judgement)
+    return judgements
+
+
+def codes(judgements):
+    return [judgement.exit_code for judgement in judgements]
+
+
+@pytest.mark.parametrize("cause", [Cause.PEER_LOST, Cause.GROUP_FAILED])
+def test_what_nobody_did_spends_its_own_bucket_where_all_are_there(cause):
+    reports = [[said("a", cause), said("b", Cause.PEER_LOST)]] * 10
+    assert codes(run(reports, whole=True)) == [None] * 9 + [77]
+    assert codes(run(reports, whole=False)) == [None] * 10
+
+
+def test_buckets_do_not_mix():
+    each = [[said("a", Cause.PEER_LOST)], [said("a", Cause.GROUP_FAILED)], [said("a"), said("b")]]
+    assert codes(run(each * 2, whole=True, bucket_limit=3, no_progress_limit=3)) == [None] * 6
+
+
+def test_own_failures_of_any_kind_count_for_the_step():
+    kinds = [
+        [said("a", signature="E"), said("b")],
+        [said("b", Cause.WORKER_SIGNAL, signature="SIGKILL")],
+        [said("a", signature="exit 3")],
+    ]
+    judgements = run(kinds)
+    assert codes(judgements) == [None, None, 77]
+    assert "step 5 was not passed in generations 1, 2, 3" in judgements[-1].reason
+    assert [failure.bucket for failure in judgements[-1].history] == ["exception", "exception", "signal", "exit"]
+
+
+def test_getting_past_the_step_refills():
+    assert codes(run([[said("a", step=step), said("b", step=step)] for step in range(20)])) == [None] * 20
+
+
+def test_one_agent_alone_is_named_and_two_are_the_job():
+    alone = run([[said("a")]] * 3)[-1]
+    assert alone.exit_code == 77
+    assert alone.alone.agent == "a"
+    assert alone.without().history == ()
+    assert run([[said("a")], [said("b")], [said("a")]])[-1].alone is None
+
+
+def test_a_failure_that_follows_to_another_node_is_the_jobs():
+    barred = Barred(agent="a", node="a", signature="E", exit_code=70, reason="")
+    (moved,) = run([[said("b")]], barred=[barred])
+    assert (moved.exit_code, moved.alone) == (70, None)
+    assert codes(run([[said("b", signature="other")]], barred=[barred])) == [None]
+
+
+def test_a_bad_disk_that_is_needed_is_tried_again():
+    reports = [[said("a", exit_code=70, node_local=True)]] * 3
+    assert codes(run(reports)) == [70, 70, 70]
+    assert codes(run(reports, needed=True)) == [None, None, 77]
+
+
+@pytest.mark.parametrize(("local", "alone"), [(False, False), (True, True)])
+def test_usage_ends_the_job_unless_the_node_is_to_blame(local, alone):
+    (judgement,) = run([[said("a", exit_code=64, node_local=local)]])
+    assert judgement.exit_code == 64
+    assert (judgement.alone is not None) is alone

@@ -1,0 +1,151 @@
+"""What torchrun's command line says, which of torch's private details we rest on, and signals that wait their turn."""
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing import api as processes
+from torch.distributed.launcher import api as launcher
+
+from elastic.config.model import Settings
+from elastic.errors import UsageError
+from elastic.launch.entry import _check_split, torchrun_command
+from elastic.launch.signals import LeaveSignals
+from elastic.launch.torch_details import TorchChanged, missing_details, put_agent_in_place, take_signals
+from elastic.launch.worker_main import run_worker
+
+ROOT = Path(__file__).resolve().parents[2]
+TORCHRUN = ["/usr/bin/torchrun", "--nnodes=1:4", "--rdzv_backend=etcd"]
+
+
+class TestCommand:
+    def test_the_literal_command(self, monkeypatch):
+        monkeypatch.chdir(ROOT)
+        command = torchrun_command([*TORCHRUN, "elastic/worker.py", "--steps", "5"])
+        assert (command.script, command.arguments, command.slots) == ("elastic/worker.py", ("--steps", "5"), 1)
+        assert command.ours
+
+    def test_other_ways_to_name_our_worker(self, monkeypatch, tmp_path):
+        monkeypatch.chdir(tmp_path)
+        assert torchrun_command([*TORCHRUN, str(ROOT / "elastic" / "worker.py")]).ours
+        assert torchrun_command([*TORCHRUN, "-m", "elastic.worker", "--steps=5"]).ours
+        (tmp_path / "link.py").symlink_to(ROOT / "elastic" / "worker.py")
+        assert torchrun_command([*TORCHRUN, "link.py"]).ours
+
+    def test_a_script_of_the_users_own(self, monkeypatch, tmp_path):
+        monkeypatch.chdir(tmp_path)
+        command = torchrun_command([*TORCHRUN, "--nproc-per-node=3", "elastic/worker.py", "--lr", "0.1"])
+        assert not command.ours, "another file of that name"
+        assert (command.arguments, command.slots) == (("--lr", "0.1"), 3)
+
+    def test_slots_auto(self, monkeypatch):
+        monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+        monkeypatch.setattr("torch.accelerator.is_available", lambda: False)
+        for word in ("auto", "cpu"):
+            command = torchrun_command([*TORCHRUN, f"--nproc-per-node={word}", "x.py"])
+            assert command.slots == len(os.sched_getaffinity(0))
+
+    def test_python_m_torch_distributed_run(self):
+        assert torchrun_command(["/x/torch/distributed/run.py", "--nnodes=2", "x.py", "a"]).script == "x.py"
+
+    def test_another_program(self):
+        command = torchrun_command(["pytest", "-q"])
+        assert (command.script, command.arguments, command.slots) == ("", (), 1)
+        assert not command.ours
+
+    def test_a_batch_that_the_least_world_cannot_split(self):
+        _check_split(Settings(), min_workers=24)
+        with pytest.raises(UsageError, match="global batch of 24 samples cannot be split over the 25 workers"):
+            _check_split(Settings(), min_workers=25)
+
+
+class TestDetails:
+    def test_they_hold_for_the_torch_that_is_here(self):
+        assert missing_details() == ()
+
+    def test_our_agent_and_our_handler_take_their_places(self, monkeypatch):
+        monkeypatch.setattr(launcher, "LocalElasticAgent", launcher.LocalElasticAgent)
+        monkeypatch.setattr(processes, "_terminate_process_handler", processes._terminate_process_handler)
+        put_agent_in_place(dict)
+        take_signals(print)
+        assert launcher.LocalElasticAgent is dict
+        assert processes._terminate_process_handler is print
+
+    def test_another_torch_is_refused(self, monkeypatch):
+        def launch_agent():
+            agent = LocalElasticAgent()  # noqa: F821 - its text is what counts
+            return agent, get_rendezvous_handler()  # noqa: F821
+
+        before = launcher.LocalElasticAgent
+        monkeypatch.setattr(launcher, "launch_agent", launch_agent)
+        assert len(missing_details()) == 1
+        with pytest.raises(TorchChanged, match="does not build the handler before the agent"):
+            put_agent_in_place(dict)
+        assert launcher.LocalElasticAgent is before
+
+    def test_each_detail_is_looked_for(self, monkeypatch):
+        class Base:
+            def start(self):
+                """Nothing of what we use."""
+
+        class Other(Base):
+            """Neither here."""
+
+        monkeypatch.setattr("elastic.launch.torch_details.LocalElasticAgent", Other)
+        monkeypatch.setattr(processes, "PContext", Other)
+        monkeypatch.setattr(processes, "SubprocessContext", Other)
+        found = ", ".join(missing_details())
+        for word in ("_invoke_run", "_start_workers", "_shutdown", "_pcontext", "_terminate_process_handler"):
+            assert word in found
+        assert "subprocess_handlers" in found
+
+
+class TestSignals:
+    @pytest.fixture
+    def signals(self):
+        woken = []
+        made = LeaveSignals(on_signal=lambda: woken.append(1))
+        made.woken = woken
+        before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+        yield made
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def test_until_the_start_is_over_one_ends_it_at_once(self, signals):
+        signals.install("SIGTERM, SIGHUP")
+        with pytest.raises(SignalException) as raised:
+            signal.raise_signal(signal.SIGHUP)
+        assert raised.value.sigval is signal.SIGHUP
+
+    def test_after_that_it_waits_for_a_check(self, signals):
+        signals.install("SIGTERM")
+        signals.defer()
+        signals.check()
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        assert signals.received == [signal.SIGTERM, signal.SIGTERM]
+        assert len(signals.woken) == 2
+        with pytest.raises(SignalException, match="got signal 15"):
+            signals.check()
+
+    def test_in_another_thread_it_installs_nothing(self, signals):
+        before = signal.getsignal(signal.SIGTERM)
+        thread = threading.Thread(target=signals.install, args=("SIGTERM",))
+        thread.start()
+        thread.join()
+        assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(["--stepz=5"], "steps"), (["--job", "nowhere:job"], "no module 'nowhere'"), (["--config", "/none"], "/none")],
+)
+def test_a_worker_that_cannot_begin_ends_with_64_and_one_message(arguments, words, caplog, monkeypatch):
+    monkeypatch.setattr("sys.path", list(__import__("sys").path))
+    with pytest.raises(SystemExit) as ended:
+        run_worker(arguments, environ={})
+    assert ended.value.code == 64
+    assert words in caplog.text

@@ -1,0 +1,106 @@
+"""A job so large that its seats are kept apart: everybody finds the right seat, through losses, joins and leaders."""
+
+from collections import Counter
+
+import pytest
+
+from elastic.rendezvous.keys import Keys
+from elastic.rendezvous.memory import MemoryServer, MemoryStore
+from tests.harness.agents import FakeAgent, Job
+
+NODES = 70
+
+
+class Counting(MemoryStore):
+    """Counts how often a part of the seats is read."""
+
+    def __init__(self, server: MemoryServer, reads: list[str]) -> None:
+        super().__init__(server)
+        self._reads = reads
+
+    def get(self, key: str):
+        if "/seats/" in key:
+            self._reads.append(key)
+        return super().get(key)
+
+
+@pytest.fixture
+def server():
+    return MemoryServer()
+
+
+@pytest.fixture
+def reads():
+    return []
+
+
+@pytest.fixture
+def job(server, reads):
+    job = Job(lambda: Counting(server, reads), min_nodes=60, max_nodes=NODES, ttl_s=60)
+    yield job
+    job.close()
+
+
+def agree(job: Job, agents: list[FakeAgent], *, after: int) -> int:
+    """Wait until all are in one newer generation, in which each has a place of its own; its number."""
+
+    def agreed() -> bool:
+        generations = {agent.generation for agent in agents}
+        return len(generations) == 1 and generations.pop() > after
+
+    with job.news:
+        assert job.news.wait_for(agreed, timeout=30), Counter(agent.generation for agent in agents)
+    last = [agent.memberships[-1] for agent in agents]
+    assert sorted(m.seat.group_rank for m in last) == list(range(len(agents)))
+    assert all(m.world.seats == (m.seat,) for m in last), "nobody is told of all the seats"
+    assert {(m.world.nodes, m.world.world_size) for m in last} == {(len(agents), len(agents))}
+    assert len({m.world.token for m in last}) == 1
+    return last[0].generation
+
+
+def lose(server: MemoryServer, agent: FakeAgent) -> None:
+    lease = agent.coordinator.lease
+    agent.kill()
+    with server.turn():
+        server.drop_lease(lease)
+
+
+def test_losses_joins_and_a_new_leader(job, server, reads):
+    agents = [job.add(f"node{number}") for number in range(NODES)]
+    first = agree(job, agents, after=0)
+    ranks = [agent.memberships[-1].seat.group_rank for agent in agents]
+    assert ranks == list(range(NODES)), "natural order"
+    assert len(reads) == NODES
+
+    victim = agents.pop(33)
+    lose(server, victim)
+    second = agree(job, agents, after=first)
+    assert len(reads) == NODES, "who had a seat reads none"
+    assert [agent.memberships[-1].seat.group_rank for agent in agents] == list(range(NODES - 1))
+
+    leader = next(agent for agent in agents if agent.coordinator.is_leader)
+    agents.remove(leader)
+    lose(server, leader)
+    third = agree(job, agents, after=second)
+    assert agents[0].coordinator.commit("record").granted, "the token is the same for all"
+
+    agents.append(job.add("node99"))
+    agree(job, agents, after=third)
+    assert "/seats/" not in (server_text := world_text(server, job)), server_text
+    assert len(server_text) < 1500, "what everybody reads stays small"
+
+
+def test_a_spare_of_a_large_world_waits_and_takes_a_place(job, server):
+    agents = [job.add(f"node{number}") for number in range(NODES)]
+    first = agree(job, agents, after=0)
+    spare = job.add("spare")
+    job.until(lambda: len(spare.coordinator.members()) == NODES + 1, what="the spare's key")
+    assert spare.generation == 0
+    lose(server, agents.pop(5))
+    agree(job, [*agents, spare], after=first)
+    assert spare.memberships[-1].seat.group_rank == 5, "the hole is filled"
+
+
+def world_text(server: MemoryServer, job: Job) -> str:
+    keys = Keys.of(prefix=job.options.prefix, job_id=job.options.job_id)
+    return MemoryStore(server).get(keys.world).value
