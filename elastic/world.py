@@ -15,6 +15,7 @@ NODE = "ELASTIC_NODE"
 AGENT_SOCKET = "ELASTIC_AGENT_SOCKET"
 EVENTS_PATH = "ELASTIC_EVENTS_PATH"
 COMMIT_RECORD = "ELASTIC_COMMIT_RECORD"
+LEASE_PAGE = "ELASTIC_LEASE_PAGE"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +32,8 @@ class World:
     job_id: str = "none"
     agent_socket: str | None = None
     """Unix socket of the agent, where there is one of ours."""
+    lease_page: str | None = None
+    """File that says how long this node's lease holds, where there is an agent of ours."""
     events_path: str | None = None
     """File that this node's events are appended to."""
     device: str = "cpu"
@@ -53,6 +56,7 @@ class World:
             node=node,
             job_id=environ.get(JOB_ID) or environ.get("TORCHELASTIC_RUN_ID", "none"),
             agent_socket=environ.get(AGENT_SOCKET),
+            lease_page=environ.get(LEASE_PAGE),
             events_path=environ.get(EVENTS_PATH),
             distributed=True,
         )

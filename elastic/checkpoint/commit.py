@@ -46,6 +46,8 @@ class Outcome:
     reason: str
     total_bytes: int
     manifest_digest: str = ""
+    fenced: str = ""
+    """Why the tracker was left alone, where the commit was granted and the lease lapsed right after."""
 
 
 def save_iteration(
@@ -111,8 +113,10 @@ def _finish(
     if not verdict.granted:
         return dataclasses.asdict(_failed(f"not committed: {verdict.reason}", stale=verdict.stale))
     failpoint("checkpoint.7")
-    # 8. The tracker follows, for readers that know no record. Behind, it misleads nobody: the next save repairs it.
-    late = _attempt(lambda: follow(root, manifest, storage=storage))["fault"]
+    # 8. The tracker follows, for readers that know no record. Behind, it misleads nobody: the next save repairs it. A
+    # process that was paused since point 7 leaves it alone: others may have gone on.
+    fenced = committer.fence()
+    late = fenced or _attempt(lambda: follow(root, manifest, storage=storage))["fault"]
     failpoint("checkpoint.8")
     total_bytes = len(data) + sum(facts.size_bytes for facts in files.values())
     reason = verdict.reason if late is None else f"{verdict.reason}; the tracker could not follow: {late}"
@@ -122,6 +126,7 @@ def _finish(
         "reason": reason,
         "total_bytes": total_bytes,
         "manifest_digest": record.manifest_digest,
+        "fenced": fenced or "",
     }
 
 

@@ -44,6 +44,9 @@ class _NewRoot:
     def commit(self, record: CommitRecord) -> CommitVerdict:
         return CommitVerdict(granted=True, reason="a new root")
 
+    def fence(self) -> str | None:
+        return None
+
 
 def import_minimind(
     path: str, root: str, given: Given, *, dtype: str, accept_infinite: bool, storage: Storage, nonce: Callable[[], str]

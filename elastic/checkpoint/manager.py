@@ -172,6 +172,8 @@ class CheckpointManager:
         if outcome.stale:
             self._tell(events.Fencing(what="checkpoint", reason=outcome.reason))
             raise Fenced(f"iteration {meta.iteration} was not committed: {outcome.reason}")
+        if outcome.fenced:
+            self._tell(events.Fencing(what="checkpoint", reason=f"the tracker was left alone: {outcome.fenced}"))
         if outcome.committed:
             self._failed_at, self._failures = None, 0
             self._after_commit(meta, outcome, seconds)

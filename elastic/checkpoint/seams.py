@@ -99,6 +99,10 @@ class Committer(Protocol):
         """Make this the record, if our generation and lease hold. The verdict may be a refusal; it never raises."""
         ...
 
+    def fence(self) -> str | None:
+        """Why nothing of ours may be published now, in words; None if it may. Quick, and never raises."""
+        ...
+
 
 class LockCommitter:
     """Without etcd: who holds the lock on the root commits, so there is no record. For rank 0 only."""
@@ -127,6 +131,9 @@ class LockCommitter:
 
     def commit(self, record: CommitRecord) -> CommitVerdict:
         return CommitVerdict(granted=True, reason="this process holds the lock on the root")
+
+    def fence(self) -> str | None:
+        return None
 
     def close(self) -> None:
         """Give the lock back."""

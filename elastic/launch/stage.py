@@ -26,6 +26,7 @@ from elastic.launch.server import Callbacks, WorkerServer
 from elastic.launch.signals import LeaveSignals
 from elastic.launch.stall_watch import StallWatch
 from elastic.launch.torch_details import take_signals
+from elastic.lease import LeasePage
 from elastic.lifetime import AGENT_PID
 from elastic.link import Answer, Failure
 from elastic.metrics.exporter import Exporter
@@ -34,7 +35,7 @@ from elastic.rendezvous.assemble import assemble
 from elastic.rendezvous.membership import Membership
 from elastic.rendezvous.model import FailureReport
 from elastic.rendezvous.model import World as Agreed
-from elastic.world import AGENT_SOCKET, EVENTS_PATH, JOB_ID, NODE
+from elastic.world import AGENT_SOCKET, EVENTS_PATH, JOB_ID, LEASE_PAGE, NODE
 
 logger = logging.getLogger(__name__)
 
@@ -62,11 +63,9 @@ class Stage:
             ConfigError: rendezvous options that cannot be understood.
             StoreUnavailable: there is no way to etcd.
         """
-        self.clock = clock
+        self.clock, self._settings, self._node = clock, settings, node
         self.wake = WakePipe()
         self.signals = LeaveSignals(on_signal=self.wake.wake)
-        self._settings = settings
-        self._node = node
         self._agent = uuid.uuid4().hex
         self._metrics = Metrics(clock=clock)
         self._told: dict[int, Failure] = {}
@@ -84,6 +83,8 @@ class Stage:
             clock=clock,
             is_leader=lambda: self.coordinator.is_leader,
         )
+        self._page = LeasePage.create()
+        self._stack.callback(self._page.remove)
         self.handler = assemble(
             parameters,
             environ=environ,
@@ -96,6 +97,7 @@ class Stage:
             clock=clock,
             on_change=self.wake.wake,
             emit=self.observer.emit,
+            page=self._page,
         )
         self.coordinator = self.handler.coordinator
         self.stall = StallWatch(
@@ -141,6 +143,7 @@ class Stage:
                 AGENT_SOCKET: self.server.path,
                 EVENTS_PATH: str(self._events_path),
                 AGENT_PID: str(os.getpid()),
+                LEASE_PAGE: str(self._page.path),
                 **self._interface(),
             }
         )

@@ -61,7 +61,7 @@ class Node:
 
     def workers(self) -> list[int]:
         """The pids of the workers that run now."""
-        return children(self.pid)
+        return [pid for pid in children(self.pid) if not _is_keeper(pid)]
 
     def signal(self, number: signal.Signals) -> None:
         """Signal the agent alone."""
@@ -87,11 +87,22 @@ class Node:
 
 
 def children(pid: int) -> list[int]:
-    """Direct children of a process, from /proc."""
+    """Direct children of a process, whichever of its threads started them, from /proc."""
+    found: list[int] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            found += [int(child) for child in path.read_text().split()]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return found
+
+
+def _is_keeper(pid: int) -> bool:
+    """Whether it is the agent's lease keeper, which is no worker."""
     try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except (FileNotFoundError, ProcessLookupError):
-        return []
+        return b"elastic.rendezvous.lease_keeper" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def descendants(pid: int) -> list[int]:

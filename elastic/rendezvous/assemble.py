@@ -17,10 +17,12 @@ from elastic import __version__
 from elastic.clock import SYSTEM_CLOCK, Clock
 from elastic.config.model import Settings
 from elastic.events import Emit, Event
+from elastic.lease import LeasePage
 from elastic.rendezvous.address import address_towards
 from elastic.rendezvous.coordinator import AgentIdentity, Coordinator
 from elastic.rendezvous.etcd import EtcdStore
 from elastic.rendezvous.handler import EtcdV3Handler
+from elastic.rendezvous.lease_keeper import KeeperProcess
 from elastic.rendezvous.parameters import options_from
 from elastic.rendezvous.torch_store import TorchStores
 
@@ -46,8 +48,11 @@ def assemble(
     clock: Clock = SYSTEM_CLOCK,
     on_change: Callable[[], None] = _nothing,
     emit: Emit = _ignore,
+    page: LeasePage | None = None,
 ) -> EtcdV3Handler:
     """A handler for these parameters; --rdzv-conf beats the settings. The number of workers is told at `start`.
+
+    With a `page` the lease is kept by a process of its own too, and the page tells the workers how long it holds.
 
     Raises:
         ConfigError: endpoints or options that cannot be understood. StoreUnavailable: no way to any endpoint.
@@ -65,7 +70,15 @@ def assemble(
     )
     store = EtcdStore(options, clock=clock)
     coordinator = Coordinator(
-        store, options=options, identity=identity, stores=TorchStores(), clock=clock, on_change=on_change, emit=emit
+        store,
+        options=options,
+        identity=identity,
+        stores=TorchStores(),
+        clock=clock,
+        on_change=on_change,
+        emit=emit,
+        page=page,
+        keeper=None if page is None else KeeperProcess(options, page=page),
     )
     return EtcdV3Handler(
         coordinator, backend=parameters.backend, endpoint=",".join(options.endpoints), close_store=store.close

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection
 from elastic.clock import SYSTEM_CLOCK, Clock
 from elastic.errors import ElasticError, Fenced, Preempted, StoreError, StoreUnavailable
 from elastic.events import Emit
+from elastic.lease import LeasePage
 from elastic.rendezvous.commits import Commits
 from elastic.rendezvous.election import Election
 from elastic.rendezvous.ending import ending_of, missed_generation, unheard_end
@@ -48,15 +49,13 @@ from elastic.rendezvous.options import RendezvousOptions
 from elastic.rendezvous.patience import Patience
 from elastic.rendezvous.probe import ProbeListener
 from elastic.rendezvous.reaching import Reaching
-from elastic.rendezvous.registration import Registration
+from elastic.rendezvous.registration import Keeper, Registration
 from elastic.rendezvous.world_watch import WorldWatch
 
 __all__ = ["AgentIdentity", "CommitVerdict", "Coordinator", "JobClosed", "Membership", "Regroup"]
 
 _POLL_S = 0.1
 _RETRY_S = 0.3
-# Beyond two leases: all members of a lost world have written their keys again by then, or will not.
-_LOST_S = 5.0
 # etcd refuses requests above 1.5 MB; a traceback's end is what tells.
 _LONGEST_TEXT = 20_000
 
@@ -74,12 +73,14 @@ class Coordinator:
         clock: Clock = SYSTEM_CLOCK,
         on_change: Callable[[], None] = lambda: None,
         emit: Emit = lambda event: None,
+        page: LeasePage | None = None,
+        keeper: Keeper | None = None,
     ) -> None:
         self.options, self.identity = options, identity
         self._store, self._clock = store, clock
         self._keys = Keys.of(prefix=options.prefix, job_id=options.job_id)
         self._hosting = Hosting(stores or NoStores(), address=identity.address)
-        self._on_change = on_change
+        self._on_change, self._page = on_change, page
         self._probes: ProbeListener | None = None
         self._registration = Registration(
             store,
@@ -89,13 +90,13 @@ class Coordinator:
             clock=clock,
             on_registered=self._registered,
             on_renewed=lambda: self._lost_world.mend(self._on_change),
+            page=page,
+            keeper=keeper,
         )
         self._leader = Leader(store, keys=self._keys, limits=options.limits, clock=clock, emit=emit)
         self._election = Election(store, keys=self._keys, agent=identity.agent, lead=self._leader.lead)
         self._commits = Commits(store, keys=self._keys, agent=identity.agent, clock=clock)
-        self._lost_world = LostWorld(
-            store, keys=self._keys, agent=identity.agent, limit_s=2.0 * options.ttl_s + _LOST_S, clock=clock
-        )
+        self._lost_world = LostWorld(store, keys=self._keys, agent=identity.agent, ttl_s=options.ttl_s, clock=clock)
         self._watch = WorldWatch(store, keys=self._keys, agent=identity.agent, on_change=self._world_changed)
         self._name = NodeName(store, keys=self._keys, node=identity.node, agent=identity.agent, on_taken=on_change)
         self._reaching = Reaching(member=lambda: self._registration.member, report=self.report_unreachable, clock=clock)
@@ -337,8 +338,10 @@ class Coordinator:
         self._election.stand(after=after)
 
     def _world_changed(self) -> None:
-        if self._watch.world is not None:
+        if (world := self._watch.world) is not None:
             self._lost_world.found()
+            if self._page is not None:
+                self._page.generation = world.generation
         elif self._generation:
             self._lost_world.lost()
             self._registration.look()

@@ -18,6 +18,7 @@ from elastic.rendezvous.kv import KeyValueStore, Put
 from elastic.rendezvous.model import Member, World, member_from_json, world_to_json
 
 _log = logging.getLogger(__name__)
+_LOST_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,10 +44,10 @@ def restorable(world: World, *, members: Sequence[Member]) -> Restorable:
 class LostWorld:
     """What one agent does about it. `lost` and `found` may be called from any thread."""
 
-    def __init__(self, store: KeyValueStore, *, keys: Keys, agent: str, limit_s: float, clock: Clock) -> None:
-        """`limit_s`: for how long a lost world is waited for."""
+    def __init__(self, store: KeyValueStore, *, keys: Keys, agent: str, ttl_s: int, clock: Clock) -> None:
         self._store, self._keys, self._agent, self._clock = store, keys, agent, clock
-        self._limit_s = limit_s
+        # All members of a lost world have written their keys again by then, or will not.
+        self._limit_s = 2.0 * ttl_s + _LOST_S
         self._world: World | None = None
         self._since_s: float | None = None
 

@@ -89,6 +89,9 @@ def parse_endpoints(text: str) -> tuple[tuple[str, ...], bool]:
     endpoints: list[str] = []
     schemes: set[str] = set()
     for item in filter(None, (part.strip() for part in re.split(r"[,;|]", text))):
+        if "@" in item:
+            # Not shown: it may hold a password.
+            raise UsageError("an endpoint holds '@'; give the login as user and password_file in --rdzv-conf")
         match = re.fullmatch(r"(?:(https?)://)?(\[[0-9A-Fa-f:.%\w]+\]|[^\s/:\[\]]+)(?::([0-9]+))?/?", item)
         if match is None or not 0 < int(match[3] or DEFAULT_PORT) < 65536:
             bare = item.count(":") > 1 and "[" not in item

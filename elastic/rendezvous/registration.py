@@ -11,9 +11,11 @@ import dataclasses
 import logging
 import threading
 from collections.abc import Callable
+from typing import Protocol
 
 from elastic.clock import Clock
 from elastic.errors import StoreError, StoreUnavailable
+from elastic.lease import AGENT, LeasePage, certain_until_s
 from elastic.rendezvous.errors import LeaseEnded
 from elastic.rendezvous.keys import Keys
 from elastic.rendezvous.kv import Entry, KeyValueStore, Put, modified_at
@@ -22,6 +24,18 @@ from elastic.rendezvous.model import Member, member_to_json
 _log = logging.getLogger(__name__)
 _RETRY_S = 0.3
 _WRITE_TRIES = 3
+
+
+class Keeper(Protocol):
+    """Renews a lease where no stall of this process reaches it."""
+
+    def keep(self, lease: int) -> None:
+        """See to this lease from now on. Called with each renewal here, so that it knows that this process moves."""
+        ...
+
+    def stop(self) -> None:
+        """Renew no more."""
+        ...
 
 
 class Registration:
@@ -40,10 +54,16 @@ class Registration:
         clock: Clock,
         on_registered: Callable[[Entry | None], None],
         on_renewed: Callable[[], bool] = lambda: False,
+        page: LeasePage | None = None,
+        keeper: Keeper | None = None,
     ) -> None:
-        """`on_renewed`: called from the thread after each renewal; whether the next should come soon."""
+        """`on_renewed`: called from the thread after each renewal; whether the next should come soon.
+
+        `page`: where workers read until when the lease holds. `keeper`: renews it too, whatever this process does.
+        """
         self._store, self._keys, self._clock = store, keys, clock
         self._ttl_s = ttl_s
+        self._page, self._keeper = page, keeper
         self._on_registered, self._on_renewed = on_registered, on_renewed
         self._member = member
         self._written: Member | None = None
@@ -78,6 +98,8 @@ class Registration:
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join()
+        if self._keeper is not None:
+            self._keeper.stop()
         if revoke and self._member.lease:
             with contextlib.suppress(StoreError):
                 self._store.revoke(self._member.lease)
@@ -110,6 +132,8 @@ class Registration:
             self._wake.clear()
             if self._stopping:
                 return
+            if self._keeper is not None:
+                self._keeper.keep(self._member.lease)
             try:
                 self._renew()
                 pause_s = _RETRY_S if self._on_renewed() else self._ttl_s / 3
@@ -125,10 +149,11 @@ class Registration:
                 return
             if lasts_s <= 0:
                 _log.warning("the lease of this agent has ended; its keys are written again")
+                if self._page is not None:
+                    self._page.end()
                 self._register()
                 return
-            self.valid_until_s = sent_s + lasts_s
-            self.trouble = None
+            self._renewed(sent_s=sent_s, lasts_s=lasts_s)
             if self._written != self._member:
                 self._write()
 
@@ -166,9 +191,14 @@ class Registration:
             raise StoreUnavailable(f"{key} changed while it was being written; trying again")
         self._member = self._written = member
         self._revision = done.revision
-        self.valid_until_s = sent_s + self._ttl_s
-        self.trouble = None
+        self._renewed(sent_s=sent_s, lasts_s=self._ttl_s)
         self._on_registered(done.replaced.get(last))
+
+    def _renewed(self, *, sent_s: float, lasts_s: float) -> None:
+        self.valid_until_s = certain_until_s(sent_s=sent_s, granted_s=lasts_s)
+        if self._page is not None:
+            self._page.extend(AGENT, until_s=self.valid_until_s)
+        self.trouble = None
 
     def _read_revision(self, key: str) -> int:
         entry = self._store.get(key)

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 from elastic.checkpoint.layout import CommitRecord
 from elastic.checkpoint.seams import Committer, CommitVerdict, LockCommitter
+from elastic.clock import Clock
 from elastic.errors import StoreUnavailable
+from elastic.lease import LeasePage, Standing
 from elastic.link import Link
+from elastic.world import World
+
+_HICCUP_S = 1.0
+_LOOK_S = 0.02
 
 
 class AgentCommitter:
     """`elastic.checkpoint.seams.Committer` over the line to the agent."""
 
-    def __init__(self, link: Link) -> None:
-        self._link = link
+    def __init__(self, link: Link, *, generation: int, page: LeasePage | None, clock: Clock) -> None:
+        """`page`: says whether this node's lease holds; None where there is none to ask."""
+        self._link, self._generation, self._page, self._clock = link, generation, page, clock
 
     def record(self) -> CommitRecord | None:
         """The record of the last commit, or None where nothing was committed yet (or etcd lost its data).
@@ -29,8 +37,29 @@ class AgentCommitter:
 
     def commit(self, record: CommitRecord) -> CommitVerdict:
         """Make an iteration the one that counts, if this generation still is the present one."""
+        standing = self._standing()
+        if not standing.holds:
+            # Asking would only keep training waiting for a store that is away.
+            return CommitVerdict(granted=False, reason=standing.reason, stale=standing.stale)
         answer = self._link.ask("commit", value=json.dumps(record.to_plain(), sort_keys=True))
         return CommitVerdict(granted=answer.granted, reason=answer.reason, stale=answer.stale)
+
+    def fence(self) -> str | None:
+        """Why nothing may be published now; None if it may."""
+        standing = self._standing()
+        return None if standing.holds else standing.reason
+
+    def _standing(self) -> Standing:
+        if self._page is None:
+            return Standing(holds=True, reason="this agent keeps no lease page")
+        until_s = self._clock.monotonic_s() + _HICCUP_S
+        while True:
+            now_s = self._clock.monotonic_s()
+            found = self._page.standing(generation=self._generation, now_s=now_s)
+            # A renewal that is a little late, or keys being written again, are no reason to lose a save.
+            if found.holds or found.stale or now_s >= until_s or _HICCUP_S < found.lapsed_s < now_s:
+                return found
+            self._clock.sleep(_LOOK_S)
 
 
 class Bystander:
@@ -42,13 +71,19 @@ class Bystander:
     def commit(self, record: CommitRecord) -> CommitVerdict:
         return CommitVerdict(granted=False, reason="only rank 0 commits")
 
+    def fence(self) -> str | None:
+        return "only rank 0 commits"
 
-def choose_committer(link: Link, *, rank: int, save_path: str) -> Committer:
+
+def choose_committer(link: Link, *, world: World, save_path: str, clock: Clock) -> Committer:
     """The agent where there is one of ours, else the lock on the root; nothing for ranks other than 0.
 
     Raises:
         UsageError: another process trains into this root.
     """
-    if rank != 0:
+    if world.rank != 0:
         return Bystander()
-    return AgentCommitter(link) if link.present else LockCommitter(save_path)
+    if not link.present:
+        return LockCommitter(save_path)
+    page = LeasePage(Path(world.lease_page)) if world.lease_page else None
+    return AgentCommitter(link, generation=world.generation, page=page, clock=clock)

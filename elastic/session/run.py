@@ -110,7 +110,7 @@ class Session:
             backend = "gloo" if world.device == "cpu" else "nccl"
             self._report(GroupReady(backend=backend, seconds=self._clock.monotonic_s() - began_s))
         self.world = world
-        committer = choose_committer(self._link, rank=world.rank, save_path=save_path)
+        committer = choose_committer(self._link, world=world, save_path=save_path, clock=self._clock)
         if isinstance(committer, LockCommitter):
             self._stack.callback(committer.close)
         self._manager = CheckpointManager(

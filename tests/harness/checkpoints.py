@@ -101,6 +101,7 @@ class RecordCommitter:
     def __init__(self, kept: CommitRecord | None = None) -> None:
         self.kept = kept
         self.answer = CommitVerdict(granted=True, reason="generation and lease hold")
+        self.fenced: str | None = None
 
     def record(self) -> CommitRecord | None:
         return self.kept
@@ -109,6 +110,9 @@ class RecordCommitter:
         if self.answer.granted:
             self.kept = record
         return self.answer
+
+    def fence(self) -> str | None:
+        return self.fenced
 
 
 class NoRecord(RecordCommitter):

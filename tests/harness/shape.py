@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LAYERS = (  # Lowest first. A module may import its own layer and every one above it in this list.
-    {"errors", "world", "clock", "events", "failpoint", "config", "plan", "job", "link", "lifetime"},
+    {"errors", "world", "clock", "events", "failpoint", "config", "plan", "job", "link", "lifetime", "lease"},
     {"checkpoint", "data", "rendezvous", "metrics"},
     {"distributed", "session"},
     {"loop", "launch", "history"},
@@ -29,8 +29,9 @@ IMPORTERS = {  # The only modules (or packages) that may import a library.
 }
 DEPENDENCIES = ("torch", "torchdata", "safetensors", "numpy", "etcd3", "prometheus_client", "yaml", "grpc", "google")
 LIGHT = {  # Must load without torch. A package stands for all its modules, "" for the package `elastic` itself.
-    *("", "errors", "world", "clock", "events", "failpoint", "job", "link", "config", "plan", "metrics", "cli"),
-    *("checkpoint.layout", "checkpoint.policy", "rendezvous.machine", "rendezvous.model", "rendezvous.plugin"),
+    *("", "errors", "world", "clock", "events", "failpoint", "job", "link", "lease", "config", "plan", "metrics"),
+    *("cli", "checkpoint.layout", "checkpoint.policy", "rendezvous.machine", "rendezvous.model", "rendezvous.plugin"),
+    "rendezvous.lease_keeper",
 }
 MOST_LINES_OF_A_FILE = 350
 MOST_LINES_OF_A_FUNCTION = 60

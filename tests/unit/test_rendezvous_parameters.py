@@ -42,6 +42,19 @@ def test_endpoints(text, endpoints, secure):
     assert parse_endpoints(text) == (endpoints, secure)
 
 
+@pytest.mark.parametrize("text", ["http://me:secret@e:1", "me@secret:1"])
+def test_an_endpoint_with_a_login_is_refused_without_showing_it(text):
+    with pytest.raises(UsageError, match="user and password_file") as caught:
+        parse_endpoints(text)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_password_as_an_option_is_refused_without_showing_it():
+    with pytest.raises(ConfigError, match="did you mean password_file") as caught:
+        options("e", password="secret")
+    assert "secret" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("text", "hint"),
     [
