@@ -2,37 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-from pathlib import Path
 
 import pytest
 import torch
 
-from elastic.checkpoint.layout import CommitRecord
 from elastic.checkpoint.root import claim
-from elastic.checkpoint.seams import CommitVerdict, LockCommitter
+from elastic.checkpoint.seams import LockCommitter
 from elastic.checkpoint.storage import PosixStorage
 from elastic.errors import UsageError
-from tests.harness.checkpoints import Bench, RecordCommitter, make_run, meta, same
+from tests.harness.checkpoints import Bench, make_run, meta, same
+from tests.harness.saving import FileCommitter, in_child
 
 pytestmark = pytest.mark.integration
-
-
-class FileCommitter(RecordCommitter):
-    """A commit record that outlives its process: one atomic replace."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.path = path
-
-    def record(self) -> CommitRecord | None:
-        return CommitRecord.from_plain(json.loads(self.path.read_text())) if self.path.exists() else None
-
-    def commit(self, record: CommitRecord) -> CommitVerdict:
-        PosixStorage().replace(str(self.path), json.dumps(record.to_plain()).encode())
-        return self.answer
 
 
 class Telling(PosixStorage):
@@ -52,19 +35,6 @@ class Telling(PosixStorage):
     def sync_dir(self, path: str) -> None:
         os.write(self.pipe, b".")
         super().sync_dir(path)
-
-
-def in_child(work) -> int:
-    """Run `work` in a forked process; its pid. It never comes back into the test."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            work()
-            code = 0
-        finally:
-            os._exit(code)
-    return pid
 
 
 def save_until_killed(bench: Bench, pipe: int, start: int) -> None:
