@@ -241,7 +241,7 @@ def test_a_put_that_arrives_late_does_not_take_a_member_key_back(one, make_job):
 
 
 def test_a_member_without_its_cluster_says_so_and_is_left(three):
-    store = EtcdStore(etcd_admin.options(*three.endpoints, call_timeout_s=5))
+    store = EtcdStore(etcd_admin.options(*three.endpoints, call_timeout_s=15))  # they elect a leader first
     heard = Heard()
     watch = store.watch("/k", on_update=heard.on_update, on_break=heard.on_break)
     heard.wait_for(lambda: heard.updates)
