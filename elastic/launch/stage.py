@@ -115,6 +115,8 @@ class Stage:
             UsageError: the exporter's address cannot be used.
         """
         take_signals(self.signals.handle)
+        # A handler that raises while a thread is being started leaves that thread broken.
+        self.signals.defer()
         # SIGUSR1 too, with which batch systems announce the end: unhandled it would kill the agent on the spot.
         asked = os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT")
         self.signals.install(f"{asked},SIGUSR1")
@@ -148,9 +150,10 @@ class Stage:
             }
         )
         self._stack.callback(self.coordinator.stop)
+        self.signals.check()
         self.coordinator.start(slots=slots, exporter=exporter)
         self._member = True
-        self.signals.defer()
+        self.signals.check()
 
     def stop(self) -> None:
         """Leave nothing behind: no thread, no socket, no key."""

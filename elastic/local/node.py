@@ -69,9 +69,9 @@ class Node:
 
     def kill(self) -> tuple[int, list[int]]:
         """SIGKILL the node as a whole, as a lost machine would: agent first, then its workers. Returns their pids."""
-        workers = descendants(self.pid)
+        workers, everything = self.workers(), descendants(self.pid)
         self.process.kill()
-        for pid in workers:
+        for pid in everything:
             _kill(pid)
         self.process.wait()
         return self.pid, workers

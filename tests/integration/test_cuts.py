@@ -12,7 +12,7 @@ from elastic.local.cluster import Cluster
 from tests.harness.netns import Net, etcd_in, require_netns
 from tests.harness.survival import cluster, exact_account
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.exhaustive]
 
 STEPS = 100_000
 

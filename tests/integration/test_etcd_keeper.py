@@ -16,7 +16,7 @@ from elastic.rendezvous.etcd import EtcdStore
 from elastic.rendezvous.lease_keeper import STALLED_S, KeeperProcess, moves
 from tests.harness.etcd_admin import options
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.exhaustive]
 
 
 def hold_the_interpreter_lock(seconds):

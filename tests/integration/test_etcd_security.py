@@ -18,7 +18,7 @@ from tests.harness.certificates import Authority
 from tests.harness.etcd_admin import User, enable_users
 from tests.harness.store_contract import Heard
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.exhaustive]
 
 ROOT_PASSWORD = "the-root-secret"
 PASSWORD = "the-job-secret"

@@ -19,7 +19,7 @@ from tests.harness.certificates import Authority
 from tests.harness.etcd_admin import User, enable_users, leader
 from tests.harness.survival import cluster, exact_account
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.exhaustive]
 
 TTL = {"ELASTIC__RENDEZVOUS__TTL_S": "3"}
 OUTAGE_S = 8.0

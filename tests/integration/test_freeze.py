@@ -14,7 +14,7 @@ from elastic.local.etcd import EtcdServer
 from tests.harness.faults import Frozen, came_to
 from tests.harness.survival import cluster, exact_account
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.exhaustive]
 
 STEPS = 1200
 

@@ -18,7 +18,7 @@ from elastic.local.node import descendants
 from tests.harness.faults import came_to, runs, state_of
 from tests.harness.survival import cluster, exact_account
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.exhaustive]
 
 STEPS = 150
 WORKER_POINTS = [f"checkpoint.{point}" for point in range(1, 9)]

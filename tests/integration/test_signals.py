@@ -54,7 +54,7 @@ def test_a_worker_that_ignores_everything_is_gone_after_the_stop_time(tmp_path: 
     job = {"ELASTIC__JOB__TARGET": "tests.harness.small_job:stuck"}
     with cluster(tmp_path, etcd.endpoint, steps=400, options=("--shutdown-timeout=2",), **job) as run:
         run.start("a")
-        run.wait(lambda r: isinstance(r.event, StepCommitted), what="a step", limit_s=60)
+        run.wait_step(3)  # its last: in the fourth the worker is stuck
         workers = descendants(run.nodes["a"].pid)
         assert workers
         began_s = time.monotonic()
@@ -68,7 +68,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path, etcd: EtcdServer) -> No
     job = {"ELASTIC__JOB__TARGET": "tests.harness.small_job:stuck"}
     with cluster(tmp_path, etcd.endpoint, steps=400, options=("--shutdown-timeout=60",), **job) as run:
         node = run.start("a")
-        run.wait(lambda r: isinstance(r.event, StepCommitted), what="a step", limit_s=60)
+        run.wait_step(3)  # its last: in the fourth the worker is stuck
         workers = descendants(node.pid)
         node.signal(signal.SIGTERM)
         until_s = time.monotonic() + 10
