@@ -12,7 +12,7 @@ from elastic.distributed.group import Alone
 from elastic.job import load_job
 from elastic.link import AgentLink, Link, NoLink
 from elastic.loop import run_job
-from elastic.session.ending import end_worker
+from elastic.session.ending import end_worker, exit_now
 from elastic.world import World
 
 
@@ -33,6 +33,9 @@ def run_worker(argv: Sequence[str], *, environ: Mapping[str, str]) -> None:
         end_worker(error, link=_early_link(World.from_environ(environ)), group=Alone(), step=0)
         raise
     run_job(job, settings)
+    if World.from_environ(environ).distributed:
+        # gloo's threads abort the interpreter's end now and then, and a finished worker would count as failed.
+        exit_now(0)
 
 
 def _early_link(world: World) -> Link:

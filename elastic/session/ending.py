@@ -44,11 +44,12 @@ def end_worker(error: BaseException | None, *, link: Link, group: Collectives, s
         if error.exit_code not in (ExitCode.PEER_LOST, ExitCode.REGROUP):
             logger.error("%s", error)
         elif present:
-            _exit_now(int(error.exit_code))
+            exit_now(int(error.exit_code))
         raise SystemExit(int(error.exit_code)) from error
 
 
-def _exit_now(code: int) -> NoReturn:
+def exit_now(code: int) -> NoReturn:
+    """End this process after Python's own exit handlers, without tearing down torch."""
     # What users registered with atexit still runs; the agent bounds how long.
     atexit._run_exitfuncs()
     logging.shutdown()

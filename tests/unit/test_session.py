@@ -8,6 +8,7 @@ import torch
 
 import elastic
 from elastic.checkpoint.commit import Outcome
+from elastic.clock import SYSTEM_CLOCK
 from elastic.config.load import with_overrides
 from elastic.config.model import Settings
 from elastic.errors import ElasticError, Fenced, PeerLost, Regroup, StoreUnavailable, UsageError
@@ -27,6 +28,7 @@ from elastic.link import Answer, NoLink
 from elastic.loop import run_job
 from elastic.session.committer import AgentCommitter, Bystander, choose_committer
 from elastic.session.ending import describe
+from elastic.world import World
 from tests.harness.training import dataset, model, per_sample, weighted
 
 
@@ -277,16 +279,22 @@ class TestCommitter:
             return self.answer
 
     def test_no_record_is_told_from_a_record_that_could_not_be_read(self):
-        assert AgentCommitter(self.Agent(Answer(granted=True, reason=""))).record() is None
+        def committer(answer):
+            return AgentCommitter(self.Agent(answer), generation=1, page=None, clock=SYSTEM_CLOCK)
+
+        assert committer(Answer(granted=True, reason="")).record() is None
         with pytest.raises(StoreUnavailable, match="etcd is away"):
-            AgentCommitter(self.Agent(Answer(granted=False, reason="etcd is away"))).record()
+            committer(Answer(granted=False, reason="etcd is away")).record()
 
     def test_only_rank_0_commits(self, tmp_path):
-        bystander = choose_committer(NoLink(), rank=1, save_path=str(tmp_path))
+        def choose(link, rank):
+            return choose_committer(link, world=World(rank=rank, size=2), save_path=str(tmp_path), clock=SYSTEM_CLOCK)
+
+        bystander = choose(NoLink(), 1)
         assert isinstance(bystander, Bystander)
         assert bystander.record() is None
         agent = self.Agent(Answer(granted=False, reason="old", stale=True))
-        assert isinstance(choose_committer(agent, rank=0, save_path=str(tmp_path)), AgentCommitter)
+        assert isinstance(choose(agent, 0), AgentCommitter)
 
 
 class TestLastWords:
