@@ -13,8 +13,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 """Where `elastic/worker.py` is relative to."""
 
-LITERAL_COMMAND = ("torchrun", "--nnodes=1:4", "--rdzv_backend=etcd", "elastic/worker.py")
-
 
 @dataclass(frozen=True, kw_only=True)
 class NodeSpec:
