@@ -79,6 +79,16 @@ class WorldFormed(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class NodesAwaited(Event):
+    """No generation can be agreed until more nodes come: `here` of at least `needed`. Emitted by the leader only."""
+
+    kind = "nodes_awaited"
+    here: int
+    needed: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Rescaled(Event):
     """The world changed its size or a member of it. Emitted by the leader only."""
 

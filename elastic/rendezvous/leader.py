@@ -13,13 +13,13 @@ from collections.abc import Sequence
 
 from elastic.clock import Clock
 from elastic.errors import StoreError
-from elastic.events import Emit, NodeLost, Notice
+from elastic.events import Emit, NodeLost, NodesAwaited
 from elastic.rendezvous.apart import lay_apart, put_together
 from elastic.rendezvous.fences import world_fence, world_write
 from elastic.rendezvous.keys import Keys
 from elastic.rendezvous.kv import Entry, KeyValueStore, Put, Update, created_at
 from elastic.rendezvous.machine import decide
-from elastic.rendezvous.model import Phase, World, world_from_json, world_to_json
+from elastic.rendezvous.model import World, world_from_json, world_to_json
 from elastic.rendezvous.probe import Target, probe_all
 from elastic.rendezvous.roll import Roll
 from elastic.rendezvous.verdict import Close, Evict, Form, Open, Probe, Verdict, Wait
@@ -186,9 +186,9 @@ class Leader:
         if said != self._said:
             self._said = said
             _log.log(logging.DEBUG if isinstance(verdict, Wait | Probe) else logging.INFO, "leader: %s", said)
-            world = self._world
-            if isinstance(verdict, Wait) and verdict.until_s is None and not (world and world.phase is Phase.FORMED):
-                self._emit(Notice(text=f"the job waits, {verdict.reason}"))
+            if isinstance(verdict, Wait) and verdict.short:
+                needed = self._limits.min_nodes
+                self._emit(NodesAwaited(here=needed - verdict.short, needed=needed, reason=verdict.reason))
 
     def _on_members(self, update: Update) -> None:
         self._roll.note(update)
