@@ -67,11 +67,16 @@ class RoundOpened(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class WorldFormed(Event):
-    """A generation begins. `seconds` from this agent's joining to the agreed world."""
+    """A generation begins. `seconds` from this agent's joining to the agreed world.
+
+    `nodes` in rank order; of a large world the leader alone knows all of its `node_count`, the others some.
+    """
 
     kind = "world_formed"
     world_size: int
     nodes: tuple[str, ...]
+    node_count: int
+    node_rank: int
     cause: Cause
     reason: str
     seconds: float

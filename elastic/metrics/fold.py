@@ -90,10 +90,10 @@ class Metrics(Collector):
         self._readiness = Readiness(ready=True, reason=f"member of generation {record.generation}")
         self._values.set(of.GENERATION, record.generation)
         self._values.set(of.WORLD_SIZE, event.world_size)
-        self._values.set(of.NODES, len(event.nodes))
+        self._values.set(of.NODES, event.node_count)
         self._values.set(of.NODES_AWAITED, 0)
         self._values.observe(of.RENDEZVOUS_DURATION, event.seconds)
-        if event.nodes[:1] != (record.node,):  # Rank 0 is elsewhere: our last loss would be stale for ever.
+        if event.node_rank:  # Rank 0 is elsewhere: our last loss would be stale for ever.
             self._values.clear(of.LOSS)
 
     def _nodes_awaited(self, record: events.Record, event: events.NodesAwaited) -> None:

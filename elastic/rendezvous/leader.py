@@ -24,6 +24,7 @@ from elastic.rendezvous.probe import Target, probe_all
 from elastic.rendezvous.roll import Roll
 from elastic.rendezvous.verdict import Close, Evict, Form, Open, Probe, Verdict, Wait
 from elastic.rendezvous.view import LeaderView, Limits, observe, roster, with_probes
+from elastic.rendezvous.whole import WholeWorlds
 
 _log = logging.getLogger(__name__)
 # After an eviction the watch tells within milliseconds; asking again sooner would only ask the same.
@@ -49,6 +50,7 @@ class Leader:
         self._world_changed = True
         self._evicted: dict[str, str] = {}
         self._said = ""
+        self.whole = WholeWorlds()
 
     def stop(self) -> None:
         """End the term; `lead` returns soon."""
@@ -130,6 +132,7 @@ class Leader:
         world, parts = verdict.world, dict[int, str]()
         if isinstance(verdict, Form):
             world, parts = lay_apart(world, before=view.world)
+            self.whole.know(world)
         formed = world.token if isinstance(verdict, Form) else None
         done = self._store.transact(
             world_fence(self._keys, own=own, world_revision=self._world_revision),
@@ -170,6 +173,7 @@ class Leader:
             # Another leader wrote between the two reads.
             self._world_changed = True
             raise StoreError("the world changed while it was read")
+        self.whole.know(world)
         self._world, self._world_revision = world, entry.mod_revision
 
     def _leads(self, own: Entry) -> bool:

@@ -30,8 +30,17 @@ def step(iteration, *, start, stop, loss=2.0, digest=7, seconds=0.3):
     )
 
 
-def world(*nodes, cause=Cause.START, leader=False):
-    return events.WorldFormed(world_size=len(nodes), nodes=nodes, cause=cause, reason="r", seconds=0.2, leader=leader)
+def world(*nodes, cause=Cause.START, node="a"):
+    return events.WorldFormed(
+        world_size=len(nodes),
+        nodes=nodes,
+        node_count=len(nodes),
+        node_rank=nodes.index(node),
+        cause=cause,
+        reason="r",
+        seconds=0.2,
+        leader=False,
+    )
 
 
 def started(rank=0):
