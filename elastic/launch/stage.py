@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import threading
@@ -176,13 +177,16 @@ class Stage:
         membership = self.coordinator.join(report, interrupted=lambda: bool(self.signals.received))
         with self._lock:
             self._told.clear()
-        world = membership.world
+        world = dataclasses.replace(membership.world, seats=self.coordinator.known_seats(membership.world))
+        membership = dataclasses.replace(membership, world=world)
         self.observer.new_generation(world, previous=self._previous)
         self._previous = world
         self.observer.emit(
             WorldFormed(
                 world_size=world.world_size,
                 nodes=tuple(seat.node for seat in world.seats),
+                node_count=world.nodes,
+                node_rank=membership.seat.group_rank,
                 cause=world.cause,
                 reason=world.reason,
                 seconds=membership.seconds,
@@ -193,7 +197,7 @@ class Stage:
             "generation %d: world %d on %s (%s)",
             world.generation,
             world.world_size,
-            ", ".join(seat.node for seat in world.seats),
+            ", ".join(seat.node for seat in world.seats) if world.apart is None else f"{world.nodes} nodes",
             world.reason,
         )
         return membership

@@ -103,6 +103,10 @@ JOB_ACTIVE = _gauge("elastic_job_active", Over.MAX, "1 while this agent's job sh
 GENERATION = _gauge("elastic_generation", Over.MAX, "Number of the agreed membership, the fencing token.")
 WORLD_SIZE = _gauge("elastic_world_size", Over.MAX, "Workers of the present generation.")
 NODES = _gauge("elastic_nodes", Over.MAX, "Nodes of the present generation.")
+NODES_AWAITED = _gauge(
+    "elastic_nodes_awaited", Over.MAX,
+    "Nodes that must still come before a generation can be agreed; 0 where none is missing. Told by the leader.",
+)  # fmt: skip
 STEP = _gauge("elastic_step", Over.MAX, "Last optimizer step that this node's workers committed.")
 CONSUMED_SAMPLES = _gauge(
     "elastic_consumed_samples", Over.MAX, "Position of the run: samples used in the lineage of the parameters."
@@ -189,6 +193,7 @@ DEFINITIONS: tuple[Definition, ...] = (
     GENERATION,
     WORLD_SIZE,
     NODES,
+    NODES_AWAITED,
     STEP,
     CONSUMED_SAMPLES,
     SAMPLES,

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Callable, Collection
 
 from elastic.clock import SYSTEM_CLOCK, Clock
-from elastic.errors import ElasticError, Fenced, Preempted, StoreError, StoreUnavailable
+from elastic.errors import Fenced, Preempted, StoreUnavailable
 from elastic.events import Emit
 from elastic.lease import LeasePage
 from elastic.rendezvous.commits import Commits
@@ -96,7 +96,9 @@ class Coordinator:
         self._leader = Leader(store, keys=self._keys, limits=options.limits, clock=clock, emit=emit)
         self._election = Election(store, keys=self._keys, agent=identity.agent, lead=self._leader.lead)
         self._commits = Commits(store, keys=self._keys, agent=identity.agent, clock=clock)
-        self._lost_world = LostWorld(store, keys=self._keys, agent=identity.agent, ttl_s=options.ttl_s, clock=clock)
+        self._lost_world = LostWorld(
+            store, keys=self._keys, agent=identity.agent, ttl_s=options.ttl_s, clock=clock, whole=self._leader.whole
+        )
         self._watch = WorldWatch(store, keys=self._keys, agent=identity.agent, on_change=self._world_changed)
         self._name = NodeName(store, keys=self._keys, node=identity.node, agent=identity.agent, on_taken=on_change)
         self._reaching = Reaching(member=lambda: self._registration.member, report=self.report_unreachable, clock=clock)
@@ -243,6 +245,11 @@ class Coordinator:
         """The newest world known."""
         return self._watch.world
 
+    def known_seats(self, world: World) -> tuple[Seat, ...]:
+        """The seats of a world that this agent knows, in rank order: all, or of a large one its part."""
+        whole = self._leader.whole.like(world)
+        return whole.seats if whole is not None else self._watch.neighbours(world)
+
     def wait_closed(self, timeout_s: float | None = None) -> JobClosed:
         """How the job ended, after `done`. Without news for `timeout_s` it succeeded: the final state is durable."""
         self._watch.wait(lambda: self._closed() is not None, timeout_s=timeout_s)
@@ -281,7 +288,8 @@ class Coordinator:
                 deadline_s = now_s + limit_s
                 self._reaching.try_again(running)
             if now_s >= deadline_s:
-                raise self._timed_out(limit_s)
+                trouble, least = self._registration.trouble, self.options.min_nodes
+                raise trouble or too_few_came(self.members, least=least, limit_s=limit_s)
             if patience.is_due(now_s):
                 self._election.suspect(among=nodes)
                 patience = patience.after(now_s)
@@ -324,14 +332,6 @@ class Coordinator:
     def _closed(self) -> JobClosed | None:
         return ending_of(self._watch.world, agent=self.identity.agent, seen_closed=self._seen_closed)
 
-    def _timed_out(self, limit_s: float) -> ElasticError:
-        if (trouble := self._registration.trouble) is not None:
-            return trouble
-        here = "too few"
-        with contextlib.suppress(StoreError):
-            here = str(len(self.members()))
-        return too_few_came(here, least=self.options.min_nodes, limit_s=limit_s)
-
     def _registered(self, after: Entry | None) -> None:
         if self.identity.named:
             self._name.claim(self.lease)
@@ -340,11 +340,10 @@ class Coordinator:
 
     def _world_changed(self) -> None:
         if (world := self._watch.world) is not None:
-            self._lost_world.found()
+            self._lost_world.found(world)
             if self._page is not None:
                 self._page.generation = world.generation
-        elif self._generation:
-            self._lost_world.lost()
+        elif self._lost_world.lost():
             self._registration.look()
         self._leader.world_changed()
         self._on_change()

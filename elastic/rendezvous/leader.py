@@ -13,17 +13,18 @@ from collections.abc import Sequence
 
 from elastic.clock import Clock
 from elastic.errors import StoreError
-from elastic.events import Emit, NodeLost, Notice
+from elastic.events import Emit, NodeLost, NodesAwaited
 from elastic.rendezvous.apart import lay_apart, put_together
 from elastic.rendezvous.fences import world_fence, world_write
 from elastic.rendezvous.keys import Keys
 from elastic.rendezvous.kv import Entry, KeyValueStore, Put, Update, created_at
 from elastic.rendezvous.machine import decide
-from elastic.rendezvous.model import Phase, World, world_from_json, world_to_json
+from elastic.rendezvous.model import World, world_from_json, world_to_json
 from elastic.rendezvous.probe import Target, probe_all
 from elastic.rendezvous.roll import Roll
 from elastic.rendezvous.verdict import Close, Evict, Form, Open, Probe, Verdict, Wait
 from elastic.rendezvous.view import LeaderView, Limits, observe, roster, with_probes
+from elastic.rendezvous.whole import WholeWorlds
 
 _log = logging.getLogger(__name__)
 # After an eviction the watch tells within milliseconds; asking again sooner would only ask the same.
@@ -49,6 +50,7 @@ class Leader:
         self._world_changed = True
         self._evicted: dict[str, str] = {}
         self._said = ""
+        self.whole = WholeWorlds()
 
     def stop(self) -> None:
         """End the term; `lead` returns soon."""
@@ -130,6 +132,7 @@ class Leader:
         world, parts = verdict.world, dict[int, str]()
         if isinstance(verdict, Form):
             world, parts = lay_apart(world, before=view.world)
+            self.whole.know(world)
         formed = world.token if isinstance(verdict, Form) else None
         done = self._store.transact(
             world_fence(self._keys, own=own, world_revision=self._world_revision),
@@ -170,6 +173,7 @@ class Leader:
             # Another leader wrote between the two reads.
             self._world_changed = True
             raise StoreError("the world changed while it was read")
+        self.whole.know(world)
         self._world, self._world_revision = world, entry.mod_revision
 
     def _leads(self, own: Entry) -> bool:
@@ -186,9 +190,9 @@ class Leader:
         if said != self._said:
             self._said = said
             _log.log(logging.DEBUG if isinstance(verdict, Wait | Probe) else logging.INFO, "leader: %s", said)
-            world = self._world
-            if isinstance(verdict, Wait) and verdict.until_s is None and not (world and world.phase is Phase.FORMED):
-                self._emit(Notice(text=f"the job waits, {verdict.reason}"))
+            if isinstance(verdict, Wait) and verdict.short:
+                needed = self._limits.min_nodes
+                self._emit(NodesAwaited(here=needed - verdict.short, needed=needed, reason=verdict.reason))
 
     def _on_members(self, update: Update) -> None:
         self._roll.note(update)

@@ -219,7 +219,8 @@ def _too_few(view: LeaderView, gathering: Gathering) -> Wait:
         reason += f" that reach each other; {_cut_words(gathering)}"
     if gathering.resting:
         reason += f"; {', '.join(member.node for member in gathering.resting)} rests after a cut"
-    return Wait(until_s=gathering.rested_s, reason=reason)
+    short = view.limits.min_nodes - len(gathering.joiners)
+    return Wait(until_s=gathering.rested_s, reason=reason, short=short)
 
 
 def _agents(members: Iterable[Member]) -> set[str]:

@@ -8,10 +8,10 @@ import threading
 from collections.abc import Callable
 
 from elastic.errors import StoreError
-from elastic.rendezvous.apart import Part, moved, part_from_json, part_of
+from elastic.rendezvous.apart import Part, all_of, moved, part_from_json, part_of
 from elastic.rendezvous.keys import Keys
 from elastic.rendezvous.kv import KeyValueStore, Update, Watch
-from elastic.rendezvous.model import Phase, World, world_from_json
+from elastic.rendezvous.model import Phase, Seat, World, world_from_json
 
 _log = logging.getLogger(__name__)
 
@@ -37,6 +37,13 @@ class WorldWatch:
         Of seats kept apart it holds this agent's own, as soon as that is known.
         """
         return self._world
+
+    def neighbours(self, world: World) -> tuple[Seat, ...]:
+        """The seats of a world that this agent knows, in rank order: of a large one those of its part."""
+        part = self._part
+        if world.apart is None or part.generation != world.apart.generation:
+            return world.seats
+        return all_of(part)
 
     @property
     def looks_apart(self) -> bool:

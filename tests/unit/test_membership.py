@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from elastic.errors import ExitCode, Preempted
-from elastic.events import Cause, Notice, Outcome
+from elastic.events import Cause, NodesAwaited, Outcome
 from elastic.rendezvous.memory import MemoryServer, MemoryStore
 from tests.harness.agents import Job
 
@@ -82,8 +82,9 @@ def test_too_few_nodes_end_with_75_and_an_event_says_what_is_awaited(make_job):
     job.until(lambda: a.ended and b.ended, what="giving up")
     assert isinstance(a.ended, Preempted)
     assert a.ended.exit_code == ExitCode.PREEMPTED
-    told = [event.text for agent in (a, b) for event in agent.events if isinstance(event, Notice)]
-    assert any("of at least 3" in text for text in told), told
+    told = [event for agent in (a, b) for event in agent.events if isinstance(event, NodesAwaited)]
+    assert [(event.here, event.needed) for event in told][:2] == [(1, 3), (2, 3)]
+    assert "of at least 3" in told[0].reason
 
 
 def test_a_node_that_comes_while_a_round_closes_gets_in(make_job):
