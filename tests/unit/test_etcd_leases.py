@@ -2,16 +2,21 @@
 
 import queue
 import threading
-from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 
 from elastic.rendezvous.etcd_leases import LeaseStream
 from elastic.rendezvous.etcd_link import Answered, Unanswered
 
-Renewal = namedtuple("Renewal", "ID TTL", defaults=(0,))
+
+class Renewal(NamedTuple):
+    """A request, and an answer."""
+
+    ID: int
+    TTL: int = 0
 
 
 class Broken(Exception):
