@@ -7,6 +7,7 @@ from typing import Any
 
 from elastic.clock import SYSTEM_CLOCK, Clock
 from elastic.rendezvous.errors import LeaseEnded
+from elastic.rendezvous.etcd_leases import LeaseStream
 from elastic.rendezvous.etcd_link import EtcdLink
 from elastic.rendezvous.etcd_stream import WatchStream
 from elastic.rendezvous.etcd_watch import EtcdWatch, entry_of
@@ -23,14 +24,14 @@ class EtcdStore:
         self._link = link or EtcdLink(options, clock=clock)
         self._rpc = self._link.rpc
         self._stream = WatchStream(self._link)
+        self._leases = LeaseStream(self._link)
 
     def grant(self, ttl_s: int) -> int:
         lease: int = self._link.call("Lease", "LeaseGrant", self._rpc.LeaseGrantRequest(TTL=ttl_s)).ID
         return lease
 
     def keep_alive(self, lease: int) -> float:
-        answer = self._link.exchange("Lease", "LeaseKeepAlive", self._rpc.LeaseKeepAliveRequest(ID=lease))
-        return float(answer.TTL)
+        return self._leases.renew(lease)
 
     def revoke(self, lease: int) -> None:
         # One transaction later the keys are gone for every reader; a lease that has ended is what was wanted.
@@ -90,6 +91,7 @@ class EtcdStore:
     def close(self) -> None:
         self._link.close()
         self._stream.close()
+        self._leases.close()
 
     def _read(self, key: bytes, range_end: bytes) -> Snapshot:
         answer = self._link.call("KV", "Range", self._rpc.RangeRequest(key=key, range_end=range_end))

@@ -10,11 +10,10 @@ import contextlib
 import queue
 import threading
 from collections import deque
-from collections.abc import Iterator
 from typing import Any, Protocol
 
 from elastic.errors import StoreError
-from elastic.rendezvous.etcd_link import EtcdLink
+from elastic.rendezvous.etcd_link import EtcdLink, drain
 
 _RETRY_S = 0.2
 _CANCEL_S = 1.0
@@ -137,7 +136,7 @@ class WatchStream:
                 self._create(watch)
         stream: Any = None
         try:
-            stream = self._link.open_stream("Watch", "Watch", _drain(requests))
+            stream = self._link.open_stream("Watch", "Watch", drain(requests))
             with self._lock:
                 self._stream = stream
                 if not self._watches:
@@ -181,9 +180,3 @@ class WatchStream:
         assert self._requests is not None
         request = self._link.rpc.WatchCancelRequest(watch_id=number)
         self._requests.put(self._link.rpc.WatchRequest(cancel_request=request))
-
-
-def _drain(requests: queue.SimpleQueue[Any]) -> Iterator[Any]:
-    """What gRPC sends: it must not end before the stream does, or etcd ends the watches."""
-    while (request := requests.get()) is not None:
-        yield request

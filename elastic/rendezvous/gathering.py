@@ -32,12 +32,13 @@ def gather(view: LeaderView, *, seats: Roster, now_s: float, without: str = "") 
     awake, resting, rested_s = rested(view, members=seats.newcomers, now_s=now_s)
     asking = [*back, *awake]
     generation = view.world.generation if view.world else 0
-    words = [m if m.agent not in _agents(seats.back) else _current(m, generation=generation) for m in asking]
+    survivors = _agents(seats.back)
+    words = [m if m.agent not in survivors else _current(m, generation=generation) for m in asking]
     side = reach.largest_side(
         [member.agent for member in asking],
         cuts=reach.cuts_among(words),
         most=view.limits.max_nodes,
-        survivors=_agents(seats.back),
+        survivors=survivors,
         leader=view.leader,
     )
     return Gathering(
@@ -54,7 +55,7 @@ def rested(
     """Those that may be tried, those that still rest from having been cut off, and when the first of these may."""
     until_s = {cut.agent: since_s + reach.pause_s(cut.tries) for cut, since_s in view.cut_s.items()}
     resting = tuple(member for member in members if until_s.get(member.agent, now_s) > now_s)
-    awake = tuple(member for member in members if member not in resting)
+    awake = tuple(member for member in members if until_s.get(member.agent, now_s) <= now_s)
     return awake, resting, min((until_s[member.agent] for member in resting), default=None)
 
 
@@ -66,7 +67,8 @@ def welcome(view: LeaderView, *, world: World, seats: Roster) -> tuple[Member, .
 
 def complaints(view: LeaderView, *, world: World, seats: Roster) -> list[tuple[Seat, tuple[str, ...]]]:
     """Seats whose world does not advance, each with the nodes of its world that it cannot reach."""
-    others = {seat.agent: seat.node for seat in world.seats if seat not in (*seats.done, *seats.left)}
+    out = _agents((*seats.done, *seats.left))
+    others = {seat.agent: seat.node for seat in world.seats if seat.agent not in out}
     found = []
     for seat in (*seats.active, *seats.back, *seats.leaving):
         named = _current(view.members[seat.agent], generation=world.generation).unreachable

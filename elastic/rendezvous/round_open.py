@@ -35,7 +35,7 @@ def decide(view: LeaderView, *, world: World, seats: Roster, now_s: float) -> Ve
             judged = judgement(view, world=world, seats=seats, whole=_whole(seats), needed=True)
             if judged.exit_code is not None:
                 return close(world, judgement=judged)
-    if not any(seat.agent in _agents(gathering.joiners) for seat in seats.back):
+    if not _agents(gathering.joiners) & {seat.agent for seat in seats.back}:
         # Nobody who knows the last generation is here: as at a first start, others may be about to come.
         return start(view, gathering=gathering, cause=world.cause, now_s=now_s, judgement=judged)
     if len(gathering.joiners) < view.limits.min_nodes:
@@ -199,7 +199,8 @@ def _reason(world: World, *, seats: Roster, gathering: Gathering) -> str:
     for what, who in (("gone", (*seats.gone,)), ("left", (*seats.left, *seats.leaving)), ("late", seats.active)):
         if who:
             parts.append(f"{_nodes(who)} {what}")
-    new = sorted(member.node for member in gathering.joiners if member in seats.newcomers)
+    newcomers = _agents(seats.newcomers)
+    new = sorted(member.node for member in gathering.joiners if member.agent in newcomers)
     if new:
         parts.append(f"{', '.join(new)} new")
     if gathering.cut_off:
