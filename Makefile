@@ -27,8 +27,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 test: setup  ## run all tests, lint and types included (ARGS: more arguments for pytest)
 	@$(PY) -m pytest $(ARGS)
 
-test-all: setup  ## run every test, the long ones too
-	@$(PY) -m pytest -m "" $(ARGS)
+test-all: setup  ## run every test, the long ones too, and write tests/RESULTS.md
+	@$(PY) -m pytest -m "" -p tests.harness.results --results=tests/RESULTS.md $(ARGS)
 
 transcripts: setup  ## write the verdicts of tests/testdata/rendezvous anew; read the difference
 	@$(PY) -m tests.harness.transcripts --rewrite

@@ -50,8 +50,8 @@ class Cluster:
             node.end()
         self.follower.__exit__(kind, error, traceback)
 
-    def start(self, name: str, *, prefix: Sequence[str] = (), **environ: str) -> Node:
-        """Start a node; its output goes to `<directory>/<name>.log`. `prefix`: see NodeSpec."""
+    def start(self, name: str, *, prefix: Sequence[str] = (), options: Sequence[str] = (), **environ: str) -> Node:
+        """Start a node; its output goes to `<directory>/<name>.log`. `prefix`: see NodeSpec; `options`: after all's."""
         spec = self._spec
         settings = {
             "ETCD_ENDPOINTS": spec.etcd_endpoint,
@@ -64,7 +64,7 @@ class Cluster:
                 name=name,
                 environ=settings,
                 log=spec.directory / f"{name}.log",
-                options=spec.options,
+                options=(*spec.options, *options),
                 arguments=spec.arguments,
                 script=spec.script,
                 nnodes=spec.nnodes,

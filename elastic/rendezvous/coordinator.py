@@ -284,9 +284,9 @@ class Coordinator:
             now_s = self._clock.monotonic_s()
             if interrupted():
                 raise Preempted("asked to leave while waiting for a generation")
-            if (running := self._watch.world) is not None and running.phase is Phase.FORMED:
-                deadline_s = now_s + limit_s
-                self._reaching.try_again(running)
+            if (newest := self._watch.world) is not None:
+                self._reaching.try_again(newest)
+                deadline_s = now_s + limit_s if newest.phase is Phase.FORMED else deadline_s
             if now_s >= deadline_s:
                 trouble, least = self._registration.trouble, self.options.min_nodes
                 raise trouble or too_few_came(self.members, least=least, limit_s=limit_s)

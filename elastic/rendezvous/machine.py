@@ -110,12 +110,14 @@ def _formed(view: LeaderView, *, world: World, seats: Roster, judgement: Judgeme
         return Wait(reason="the job is finishing; newcomers wait for its end")
     room = len(world.seats) < view.limits.max_nodes
     welcomed = welcome(view, world=world, seats=seats) if room else ()
-    awake, _resting, rested_s = rested(view, members=welcomed, now_s=now_s)
+    awake, resting, rested_s = rested(view, members=welcomed, now_s=now_s)
     if awake:
         nodes = ", ".join(sorted(member.node for member in awake))
         reason = f"{nodes} joined: finish the step and save first"
         return _open(world, cause=Cause.NODE_JOINED, reason=reason, judgement=judgement, planned=True)
     spares = f", {len(seats.newcomers)} waiting as spare" if seats.newcomers else ""
+    barred = sorted({entry.node for entry in world.barred} & {member.node for member in resting})
+    spares += f"; {', '.join(barred)} was left out before and rests" if barred else ""
     count = f"{len(world.seats)} node{'s' if len(world.seats) != 1 else ''}"
     return Wait(until_s=rested_s, reason=f"generation {world.generation} is at work on {count}{spares}")
 

@@ -147,7 +147,7 @@ class Cut:
 
 @dataclass(frozen=True, kw_only=True)
 class Barred:
-    """An agent whose workers alone kept failing: it ends with this code, the job goes on without it."""
+    """An agent whose workers alone kept failing at this step: it ends with this code, the job goes on without it."""
 
     agent: str
     node: str
@@ -155,6 +155,7 @@ class Barred:
     exit_code: int
     reason: str
     text: str = ""
+    step: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

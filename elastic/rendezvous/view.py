@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from elastic.rendezvous.model import Cut, Member, MemberState, ProbeResult, Seat, World
+from elastic.rendezvous.model import Barred, Cut, Member, MemberState, ProbeResult, Seat, World
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,8 @@ class ProbeAnswer:
 class LeaderView:
     """World, members, and since when each fact holds. Mappings are by agent; never change one in place.
 
-    `leader` is the agent whose view this is; `cut_s` since when each entry of the world's `cut` stands there.
+    `leader` is the agent whose view this is; `cut_s` and `barred_s` since when each entry of the world's `cut` and
+    `barred` stands there.
     """
 
     limits: Limits
@@ -58,6 +59,7 @@ class LeaderView:
     arrived_s: Mapping[str, float] = field(default_factory=dict)
     absent_s: Mapping[str, float] = field(default_factory=dict)
     cut_s: Mapping[Cut, float] = field(default_factory=dict)
+    barred_s: Mapping[Barred, float] = field(default_factory=dict)
     left: frozenset[str] = frozenset()
     probes: Mapping[str, ProbeAnswer] = field(default_factory=dict)
 
@@ -93,6 +95,7 @@ def observe(view: LeaderView, *, world: World | None, members: Mapping[str, Memb
         arrived_s={agent: view.arrived_s.get(agent, now_s) for agent in members},
         absent_s={agent: view.absent_s.get(agent, now_s) for agent in seats if agent not in members},
         cut_s={cut: view.cut_s.get(cut, now_s) for cut in (world.cut if world else ())},
+        barred_s={entry: view.barred_s.get(entry, now_s) for entry in (world.barred if world else ())},
         left=frozenset(left),
         probes={agent: found for agent, found in view.probes.items() if agent in seats},
     )

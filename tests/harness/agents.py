@@ -126,6 +126,7 @@ class FakeAgent:
 
     def _note(self, event: Event) -> None:
         self.events.append(event)
+        self._tell()
 
     def _run(self) -> None:
         try:

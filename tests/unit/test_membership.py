@@ -7,7 +7,9 @@ import pytest
 
 from elastic.errors import ExitCode, Preempted
 from elastic.events import Cause, NodesAwaited, Outcome
+from elastic.rendezvous import reaching
 from elastic.rendezvous.memory import MemoryServer, MemoryStore
+from elastic.rendezvous.model import Phase, ProbeResult
 from tests.harness.agents import Job
 
 
@@ -170,3 +172,31 @@ def test_sixteen_agents_fail_at_random_moments(make_job, request):
     assert all(len(seen) == 1 for seen in worlds.values()), f"two worlds of one generation, seed {seed}"
     assert generation >= last
     assert generation <= 13, "failures that come together share a round"
+
+
+def test_a_cut_that_leaves_too_few_is_over_when_it_ends(make_job, monkeypatch):
+    cut, asked = threading.Event(), threading.Event()
+    cut.set()
+
+    def answers(targets):
+        asked.set()
+        return dict.fromkeys(targets, ProbeResult.SILENT if cut.is_set() else ProbeResult.ALIVE)
+
+    monkeypatch.setattr(reaching, "probe_all", answers)
+    monkeypatch.setattr(reaching, "AGAIN_S", 0.1)
+    job = make_job(min_nodes=3, max_nodes=3, ttl_s=60)
+    a, b, c = job.start("a", "b", "c")
+    a.coordinator.report_unreachable([c.coordinator.identity.agent])
+    for agent in (a, b, c):
+        agent.fail()
+    waits = "that reach each other"
+    job.until(
+        lambda: any(waits in e.reason for x in (a, b, c) for e in x.events if isinstance(e, NodesAwaited)),
+        what="a wait",
+    )
+    job.until(lambda: a.coordinator.world().phase is Phase.OPEN, what="hearing of it")
+    asked.clear()
+    assert asked.wait(10), "it asks again while the round cannot be closed"
+    assert a.generation == b.generation == c.generation == 1
+    cut.clear()
+    job.expect([a, b, c], size=3, after=1)
