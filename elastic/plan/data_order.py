@@ -144,6 +144,9 @@ def succeed(saved: DataOrder, saved_fingerprint: str, now: Data, *, position: in
     if last == now.order and same_content:
         return Succession(order=saved)
     found = _difference(last, now.order, same_content)
+    if isinstance(now.order, StreamOrder) and last != now.order:
+        why = "a stream's shards belong to the slots of its global batch, and cannot go on under another"
+        return Succession(order=saved, refusal=f"{found}: {why}; keep both batch sizes, or start another run")
     match on_change:
         case OnChange.APPEND:
             return _append(saved, now, found, position)
@@ -177,7 +180,7 @@ def _append(saved: DataOrder, now: Data, found: str, position: int) -> Successio
 
 
 def _restart(saved: DataOrder, order: AnyOrder, found: str, position: int) -> Succession:
-    if isinstance(order, StreamOrder) and position:
+    if isinstance(order, StreamOrder):
         return Succession(order=saved, refusal=f"{found}: shards that are streamed cannot be started anew midway")
     epoch, place = saved.epoch_of(position)
     left = saved.segment_of(position).order.length - place if place else 0

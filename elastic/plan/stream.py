@@ -23,6 +23,11 @@ class StreamOrder:
         """Samples of one step: a stream has no epochs, so that each step may as well be one."""
         return self.global_batch_size
 
+    @property
+    def slots(self) -> int:
+        """Slots of the global batch."""
+        return -(-self.global_batch_size // self.micro_batch_size)
+
     def index(self, sample: int) -> int:
         """The slot of a sample and the samples that it reads before it, in one number."""
         return slot_index(*self.place(sample))
