@@ -1,6 +1,7 @@
 """Changed data between two starts of a run: noticed, refused with its choices, and each choice does what it says."""
 
 import itertools
+import json
 import sys
 
 import pytest
@@ -89,9 +90,8 @@ def test_other_data_is_refused_with_the_choices(start, caplog, data, found):
 
 def test_another_seed_or_kind_of_order_is_other_data_too(start, caplog):
     start(Rows(25), until=4)
-    assert "order of the data is now kind shuffle, length 25, seed 1" in refusal(
-        start, caplog, Rows(25), until=8, seed=1
-    )
+    text = refusal(start, caplog, Rows(25), until=8, seed=1)
+    assert "order of the data is now kind shuffle, length 25, seed 1" in text
     assert "kind sequential" in refusal(start, caplog, Rows(25), until=8, order="sequential")
 
 
@@ -142,7 +142,7 @@ def test_ignore_goes_on_as_before(start, tmp_path, caplog):
     assert used == [order.index(sample) for sample in range(80)]
     assert all("ignored, the order stays that of 25 items" in text for text in notices(tmp_path))
     assert audit_run(tmp_path / "run").exact
-    assert "cannot be ignored, since the order names 25 items" in refusal(
+    assert "cannot be ignored, since the order names items up to 25" in refusal(
         start, caplog, Rows(9, content=1.0), until=9, on_change="ignore"
     )
 
@@ -196,10 +196,8 @@ def test_a_last_step_that_the_order_does_not_give_stops_the_resume(start, caplog
     real = DataOrder.from_plain.__func__
 
     def shifted(cls, plain):
-        order = real(cls, plain)
-        return DataOrder(
-            segments=(Segment(start=0, first_epoch=0, order=Order(length=25, seed=5)), *order.segments[1:])
-        )
+        first = Segment(start=0, first_epoch=0, order=Order(length=25, seed=5))
+        return DataOrder(segments=(first, *real(cls, plain).segments[1:]))
 
     monkeypatch.setattr(DataOrder, "from_plain", classmethod(shifted))
     text = refusal(start, caplog, Rows(25), until=4, seed=5)
@@ -225,11 +223,8 @@ ORDERS = [
 
 @pytest.mark.parametrize("order", ORDERS, ids=lambda order: type(order).__name__)
 def test_every_order_comes_back_from_json(order):
-    import json
-
-    run = DataOrder(
-        segments=(Segment(start=0, first_epoch=0, order=ORDERS[0]), Segment(start=12, first_epoch=3, order=order))
-    )
+    first = Segment(start=0, first_epoch=0, order=ORDERS[0])
+    run = DataOrder(segments=(first, Segment(start=12, first_epoch=3, order=order)))
     back = DataOrder.from_plain(json.loads(json.dumps(run.to_plain())))
     assert back == run
     assert [back.index(sample) for sample in range(40)] == [run.index(sample) for sample in range(40)]
