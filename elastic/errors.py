@@ -4,7 +4,8 @@
     ├── UsageError               64  the user must change something; retrying cannot help
     │   ├── ConfigError          64  a configuration: every problem found, each with its place
     │   ├── RunMismatch          64  the save path belongs to another run
-    │   └── DataError            64  a corpus that is empty, missing or not what it claims to be
+    │   ├── DataError            64  data that is empty, missing, changed or not what it claims to be
+    │   └── LossNotFinite        64  the loss is no number, and the policy is to stop
     ├── StoreError               75  the key-value store (etcd)
     │   ├── StoreUnavailable     75  not reachable within the limit; a later start may succeed
     │   └── StoreRefused         64  it answered and said no: credentials, permission
@@ -79,6 +80,10 @@ class RunMismatch(UsageError):
 
 class DataError(UsageError):
     """A data set that is empty, missing, changed or malformed."""
+
+
+class LossNotFinite(UsageError):
+    """A step's loss is no finite number, and training.on_nan says to stop."""
 
 
 class StoreError(ElasticError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,7 +16,10 @@ from elastic.data.audit import Account, account
 from elastic.errors import UsageError
 from elastic.events import OrderChosen, Record, read_records
 from elastic.job import load_job
+from elastic.plan.batch import BatchPlan
+from elastic.plan.data_order import DataOrder
 from elastic.plan.order import ORDER_VERSION, Order, OrderKind
+from elastic.session.source import order_of
 
 
 def newest_manifest(save_path: Path) -> Manifest:
@@ -32,8 +36,8 @@ def newest_manifest(save_path: Path) -> Manifest:
     return Manifest.from_bytes(read_small(place, storage=storage, limit_bytes=MAX_JSON_BYTES))
 
 
-def told_order(records: Sequence[Record]) -> Order | None:
-    """The order that the run itself told last; None where it did not tell.
+def told_order(records: Sequence[Record]) -> DataOrder | None:
+    """The order that the run itself told last, which says of every earlier sample too what it was; None: not told.
 
     Raises:
         UsageError: it was computed in a way that this version does not know.
@@ -47,13 +51,20 @@ def told_order(records: Sequence[Record]) -> Order | None:
             f"this run's order is of version {last.order_version}, and {ORDER_VERSION} is computed here; "
             "take the version of elastic that the run used"
         )
-    return Order(length=last.length, seed=last.seed, kind=OrderKind(last.order))
+    if last.segments:
+        return DataOrder.from_plain(json.loads(last.segments))
+    return DataOrder.of(Order(length=last.length, seed=last.seed, kind=OrderKind(last.order)))
 
 
-def run_order(settings: Settings) -> Order:
+def run_order(settings: Settings) -> DataOrder:
     """The order in which a run with these settings uses its data. Builds the data set to learn its length."""
-    length = len(load_job(settings.job.target, settings).dataset())
-    return Order(length=length, seed=settings.training.seed, kind=OrderKind(settings.data.order.value))
+    training = settings.training
+    plan = BatchPlan(
+        global_batch_size=training.global_batch_size,
+        micro_batch_size=training.micro_batch_size,
+        total_samples=training.steps * training.global_batch_size,
+    )
+    return DataOrder.of(order_of(load_job(settings.job.target, settings).dataset(), settings, plan))
 
 
 def audit_run(save_path: Path) -> Account:

@@ -55,6 +55,8 @@ class SaveMeta:
     step_num: int = 0
     loss_scale: float | None = None
     """None: that of a tracked grad scaler, where there is one."""
+    data: Mapping[str, Any] = field(default_factory=dict)
+    """The data's order, fingerprint and slots, JSON types; for who goes on."""
     signs: Signs = field(default_factory=Signs)
     """What is known of the run's health."""
 
@@ -139,11 +141,11 @@ class CheckpointManager:
         )
         return restored
 
-    def due(self, iteration: int) -> bool:
-        """Whether the step just taken is to be followed by a save."""
-        return self.verdict(iteration).due
+    def due(self, iteration: int, *, counted: range | None = None) -> bool:
+        """Whether the step just taken is to be followed by a save. `counted`: see `save_due`."""
+        return self.verdict(iteration, counted=counted).due
 
-    def verdict(self, iteration: int) -> SaveVerdict:
+    def verdict(self, iteration: int, *, counted: range | None = None) -> SaveVerdict:
         """The same with the reason."""
         return save_due(
             iteration,
@@ -152,6 +154,7 @@ class CheckpointManager:
             last_saved=self._committed,
             failed_at=self._failed_at,
             failures=self._failures,
+            counted=counted,
         )
 
     def save(self, tracked: Mapping[str, Any], meta: SaveMeta) -> SaveResult:
@@ -236,6 +239,7 @@ class CheckpointManager:
             order_version=meta.order_version,
             run_digest=meta.run_digest,
             settings=meta.settings,
+            data=meta.data,
             values=captured.values,
             has_optimizer=not self._settings.no_save_optim,
             torch_version=str(torch.__version__),

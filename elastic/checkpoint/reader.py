@@ -61,6 +61,8 @@ class Restored:
     """Whether it came from this run's own save_path."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """The configuration of the run that saved it."""
+    data: Mapping[str, Any] = field(default_factory=dict)
+    """What that run knew of its data."""
 
 
 class Reader:
@@ -280,6 +282,7 @@ class Reader:
             reason=reason,
             own=plan.own,
             settings=manifest.settings,
+            data=manifest.data,
         )
 
     def _lineage(self, default: str) -> str:

@@ -185,6 +185,8 @@ class OrderChosen(Event):
     seed: int
     order: str
     order_version: int
+    segments: str = ""
+    """The whole order as JSON (`DataOrder.to_plain`); "" in older files, where the fields above say it all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,6 +208,8 @@ class StepCommitted(Event):
     loss: float
     world_size: int
     seconds: float
+    skipped: str = ""
+    """Why these samples changed nothing, as a policy wants it; "" for an ordinary step."""
 
 
 @dataclass(frozen=True, kw_only=True)

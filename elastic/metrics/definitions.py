@@ -115,6 +115,10 @@ SAMPLES = _counter(
     "elastic_samples_total",
     "Samples of committed steps, recomputed ones included. Counted on rank 0's node.",
 )
+SKIPPED_SAMPLES = _counter(
+    "elastic_skipped_samples_total",
+    "Samples passed over because their loss was no number, as training.on_nan wants it. Counted on rank 0's node.",
+)
 STEPS_COMMITTED = _counter(
     "elastic_steps_committed_total", "Committed optimizer steps, recomputed ones included. Counted on rank 0's node."
 )
@@ -197,6 +201,7 @@ DEFINITIONS: tuple[Definition, ...] = (
     STEP,
     CONSUMED_SAMPLES,
     SAMPLES,
+    SKIPPED_SAMPLES,
     STEPS_COMMITTED,
     LAST_STEP_TIME,
     STEP_DURATION,

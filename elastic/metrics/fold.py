@@ -135,6 +135,10 @@ class Metrics(Collector):
         self._values.set(of.CONSUMED_SAMPLES, event.stop)
         self._values.set(of.LAST_STEP_TIME, record.time_s)
         self._values.set(of.DATA_DIGEST, event.run_digest)
+        if event.skipped:
+            if record.rank == 0:
+                self._values.add(of.SKIPPED_SAMPLES, event.stop - event.start)
+            return
         if record.rank == 0:
             self._values.add(of.STEPS_COMMITTED, 1)
             self._values.add(of.SAMPLES, event.stop - event.start)

@@ -31,18 +31,22 @@ from elastic.checkpoint.root import claim
 from elastic.checkpoint.seams import LockCommitter
 from elastic.clock import SYSTEM_CLOCK, Clock
 from elastic.config.load import resolve, with_overrides
-from elastic.config.model import Settings
+from elastic.config.model import OnNan, Settings
+from elastic.data.carrier import Transport
+from elastic.data.fetch import Collate
 from elastic.distributed.group import Alone, Collectives, choose_device, join
 from elastic.distributed.replicate import Replica
-from elastic.errors import CheckpointError, Regroup, UsageError
+from elastic.errors import CheckpointError, LossNotFinite, Regroup, UsageError
 from elastic.events import GroupReady, Notice, RunFinished
 from elastic.lifetime import die_with_agent
 from elastic.link import AgentLink, Link, NoLink
 from elastic.session.committer import choose_committer
 from elastic.session.course import Course
 from elastic.session.ending import end_worker
+from elastic.session.evaluation import Measure, evaluate
 from elastic.session.randomness import seed_everything
 from elastic.session.reporter import Reporter
+from elastic.session.source import DataSource
 from elastic.session.step import Step
 from elastic.world import World
 
@@ -173,15 +177,58 @@ class Session:
                 )
             self._tracked[name] = value
 
-    def steps(
+    def loader(
         self,
         dataset: Any,
         *,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
-    ) -> Iterator[Step]:
+        collate_fn: Collate | None = None,
+        num_workers: int | None = None,
+        prefetch_factor: int | None = None,
+        pin_memory: bool = False,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: str | None = None,
+    ) -> DataSource:
+        """A data set with the options of a DataLoader, for `steps`. Which samples a batch holds is the run's to say.
+
+        Args:
+            dataset: map-style, or a MixedDataset, or a ShardStream; the same on every rank.
+            num_workers: loader processes of each rank; None: data.num_workers.
+        """
+        transport = Transport(
+            num_workers=self.settings.data.num_workers if num_workers is None else num_workers,
+            prefetch_factor=prefetch_factor,
+            pin_memory=pin_memory,
+            worker_init_fn=worker_init_fn,
+            multiprocessing_context=multiprocessing_context,
+        )
+        return DataSource(dataset=dataset, collate_fn=collate_fn, transport=transport)
+
+    def evaluate(self, dataset: Any, measure: Measure, *, collate_fn: Collate | None = None) -> dict[str, float]:
+        """Measure a model on every item of a map-style data set, once: the same numbers at any world size.
+
+        Args:
+            measure: of one micro-batch, on this worker's device: name -> (sum, weight), as with losses.
+
+        Returns:
+            name -> sum of all sums over sum of all weights, on every rank. All ranks must call this alike.
+        """
+        return evaluate(
+            self.loader(dataset, collate_fn=collate_fn),
+            measure,
+            group=self._group,
+            device=self.world.device,
+            batch_size=self.settings.training.micro_batch_size,
+            seed=self.settings.training.seed,
+        )
+
+    def steps(self, data: Any, *, collate_fn: Collate | None = None) -> Iterator[Step]:
         """Restore what is tracked, then yield the steps still to do. All ranks must leave the loop at the same step.
 
+        Args:
+            data: what `loader` gave; or a data set, for one with the settings' options.
+
         Raises:
+            DataError: the data cannot be used, or is not what the saved run was using.
             NothingToRestore: load_path was given and holds nothing to restore.
             Regroup: from inside the loop, when the membership is about to change; the state was saved before.
             CheckpointError: the last step could not be saved, so that the run is not finished.
@@ -193,10 +240,10 @@ class Session:
             settings=self.settings,
             world=self.world,
             restored=restored,
-            dataset=dataset,
-            collate_fn=collate_fn,
+            source=data if isinstance(data, DataSource) else self.loader(data, collate_fn=collate_fn),
             emit=self._report,
             clock=self._clock,
+            group=self._group,
         )
         self._stack.callback(course.close)
         self._tell_restart(restored)
@@ -211,13 +258,27 @@ class Session:
             if not step.done:
                 raise UsageError("a step from run.steps() must be used as `with step:`; it was not entered or failed")
             regroup = course.commit(step)
-            if self._manager.due(course.iteration) or regroup or course.finished:
+            if step.skipped:
+                self._after_skip(course, step)
+            if self._manager.due(course.iteration, counted=course.counted) or regroup or course.finished:
                 saved = self._manager.save(self._tracked, course.save_meta())
                 if course.finished and self.settings.checkpoint.enable_save and not saved.saved:
                     raise CheckpointError(f"the last step of the run could not be saved: {saved.reason}")
             if regroup and not course.finished:
                 raise Regroup(f"the membership changes at step {course.iteration}")
         self._report(RunFinished(iteration=course.iteration, consumed_samples=course.consumed_samples))
+
+    def _after_skip(self, course: Course, step: Step) -> None:
+        rolls_back = self.settings.training.on_nan is OnNan.ROLL_BACK
+        text = f"{step.skipped}: {'back to the last save' if rolls_back else 'its samples are passed over'}"
+        if self.world.rank == 0:
+            self._report(Notice(text=text))
+        if not rolls_back:
+            return
+        restored = self._manager.restore(self._tracked)
+        if not restored.own:
+            raise LossNotFinite(f"{step.skipped}, and nothing was saved yet that one could roll back to")
+        course.roll_back(restored, skip_to=step.stop, reason=f"{step.skipped}: rolled back")
 
     def _tell_restart(self, restored: Restored) -> None:
         training = self.settings.training

@@ -12,6 +12,7 @@ comes after the sum over ranks, so that it does not matter who ran which micro-b
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
@@ -19,11 +20,12 @@ from typing import Any, Self
 
 import torch
 
+from elastic.config.model import OnNan
 from elastic.data.digest import step_digest
 from elastic.data.loader import ElasticLoader
 from elastic.distributed.group import Collectives
 from elastic.distributed.replicate import Replica
-from elastic.errors import UsageError
+from elastic.errors import LossNotFinite, UsageError
 from elastic.session.randomness import seed_slot
 
 
@@ -48,6 +50,12 @@ class StepParts:
     device: str
     seed: int
     regroup_wanted: Callable[[], bool]
+    rate_factor: float = 1.0
+    on_nan: OnNan = OnNan.STOP
+
+
+class _Skip(Exception):
+    """Raised inside of `with step:`, and caught where the block ends."""
 
 
 class _Stage(enum.Enum):
@@ -71,6 +79,10 @@ class Step:
         self.totals: Totals | None = None
         """Set once the gradients are reduced."""
         self.done = False
+        self.skipped = ""
+        """Why the step is to change nothing; "" for an ordinary one."""
+        self.rate_factor = parts.rate_factor
+        """What the learning rate is to be multiplied by at this batch size; 1 where the global batch is fixed."""
         self._parts = parts
         self._stage = _Stage.NEW
         self._loss_sum: torch.Tensor | float = 0.0  # stays on the device: reading it each time would wait for it
@@ -86,7 +98,10 @@ class Step:
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    ) -> bool:
+        if isinstance(error, _Skip):
+            self.done = True
+            return True
         if error is None:
             if self.totals is None:
                 raise UsageError(
@@ -94,6 +109,14 @@ class Step:
                     "run the loop over step.micro_batches() to its end, without break"
                 )
             self.done = True
+        return False
+
+    def crosses(self, every_samples: int) -> bool:
+        """Whether a multiple of `every_samples` is reached with this step: for what is to be done now and then.
+
+        Counted in samples, so that it comes at the same places at any batch size.
+        """
+        return self.stop // every_samples > self.start // every_samples
 
     def micro_batches(self) -> Iterator[Any]:
         """This rank's part of the global batch. After the last one, gradients are reduced over all ranks.
@@ -110,6 +133,7 @@ class Step:
             self.used.extend(zip(micro_batch.samples, micro_batch.indices, strict=True))
             yield to_device(micro_batch.batch, self._parts.device)
         self._reduce()
+        self._judge()
 
     def backward(self, loss: torch.Tensor | tuple[torch.Tensor, torch.Tensor | float]) -> None:
         """Add a micro-batch's gradients.
@@ -123,6 +147,20 @@ class Step:
         (total / (self.stop - self.start)).backward()  # type: ignore[no-untyped-call]
         self._loss_sum = self._loss_sum + total.detach().double()
         self._weight += weight
+
+    def _judge(self) -> None:
+        """What the policy says to a loss that is no number. All ranks see the same sum, and decide alike."""
+        assert self.totals is not None
+        if math.isfinite(self.totals.loss):
+            return
+        what = f"the loss of step {self.iteration} (samples {self.start} to {self.stop}) is {self.totals.loss}"
+        if self._parts.on_nan is OnNan.STOP:
+            raise LossNotFinite(
+                f"{what}. The state before it is as it was last saved. Look at these samples and at the learning "
+                "rate; training.on_nan: skip passes over such a step, roll_back over all since the last save"
+            )
+        self.skipped = what
+        raise _Skip(what)
 
     def _reduce(self) -> None:
         digest = step_digest(self.used)

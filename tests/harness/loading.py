@@ -1,5 +1,6 @@
 """Loaders over a small data set, set up so that nothing divides."""
 
+from elastic.data.carrier import Transport
 from elastic.data.loader import ElasticLoader
 from elastic.plan.batch import BatchPlan
 from elastic.plan.order import Order
@@ -9,16 +10,16 @@ LENGTH = 41  # epochs end inside steps and inside micro-batches
 SEED = 5
 
 
-def make(dataset=None, *, batch=10, micro=3, total=130, world_size=1, rank=0, position=0, **options):
+def make(dataset=None, *, batch=10, micro=3, total=130, world_size=1, rank=0, position=0, num_workers=0, **options):
     dataset = Drawing(LENGTH) if dataset is None else dataset
     return ElasticLoader(
         dataset,
         plan=BatchPlan(global_batch_size=batch, micro_batch_size=micro, total_samples=total),
-        order=Order(length=LENGTH, seed=SEED),
         world_size=world_size,
         rank=rank,
         position=position,
-        **{"collate_fn": as_list, **options},
+        transport=Transport(num_workers=num_workers),
+        **{"collate_fn": as_list, "seed": SEED, "order": Order(length=LENGTH, seed=SEED), **options},
     )
 
 

@@ -19,6 +19,7 @@ from elastic.distributed.group import Collectives
 from elastic.distributed.replicate import Replica
 from elastic.events import Event, StepCommitted
 from elastic.session.course import Course
+from elastic.session.source import DataSource
 from elastic.session.step import Step
 from elastic.world import World
 
@@ -72,8 +73,7 @@ def course(*, rank: int = 0, size: int = 1, events: list[Event] | None = None, r
         settings=settings(**overrides),
         world=World(rank=rank, size=size),
         restored=restored or Restored(reason="a test"),
-        dataset=dataset() if data is None else data,
-        collate_fn=None,
+        source=data if isinstance(data, DataSource) else DataSource(dataset=dataset() if data is None else data),
         emit=(events if events is not None else []).append,
         clock=clock or ManualClock(),
     )

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from elastic.data.carrier import Carrier
+from elastic.data.carrier import Carrier, Transport
 from elastic.data.fetch import NumberedDataset
 from elastic.plan.order import Order
 from tests.harness.datasets import Failing, Stuck
@@ -50,7 +50,9 @@ def test_processes_ignore_the_signals_that_the_trainer_decides_on():
 
 def test_a_process_stuck_in_an_item_is_ended_by_force():
     dataset = Stuck(LENGTH)
-    carrier = Carrier(NumberedDataset(dataset, seed=0, collate=None), batches=[[(0, 0)]], num_workers=1)
+    carrier = Carrier(
+        NumberedDataset(dataset, seed=0, collate=None), batches=[[(0, 0)]], transport=Transport(num_workers=1)
+    )
     (process,) = carrier.processes
     assert dataset.entered.wait(timeout=30)
     carrier.close()
