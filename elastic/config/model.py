@@ -27,6 +27,13 @@ class OrderKind(enum.StrEnum):
     SEQUENTIAL = "sequential"
 
 
+class Numerics(enum.StrEnum):
+    """In which order gradients are added up."""
+
+    PLAIN = "plain"
+    EXACT = "exact"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rule:
     """What a setting means and what it may be."""
@@ -75,6 +82,12 @@ class TrainingSettings:
     )
     batch: BatchMode = field(
         default=BatchMode.FIXED_GLOBAL, metadata=_about("what stays the same when the world size changes")
+    )
+    numerics: Numerics = field(
+        default=Numerics.PLAIN,
+        metadata=_about(
+            "exact: the same bits at any world size, on machines that compute alike; plain: up to rounding"
+        ),
     )
 
 

@@ -22,6 +22,7 @@ from elastic.events import Emit, Notice, OrderChosen, StepCommitted
 from elastic.plan.batch import BatchPlan
 from elastic.plan.order import ORDER_VERSION, Order, OrderKind
 from elastic.plan.progress import epoch_of, global_step_view, scale_by_global_batch
+from elastic.plan.tree import Spread
 from elastic.session.step import Step, StepParts
 from elastic.world import World
 
@@ -90,6 +91,7 @@ class Course:
             device=self._world.device,
             seed=self._settings.training.seed,
             regroup_wanted=regroup_wanted,
+            spread=Spread(self._plan.spread(self.consumed_samples, world_size=self._world.size)),
         )
         self._step_began_s = self._clock.monotonic_s()
         return Step(parts, iteration=self.iteration + 1, start=start, stop=stop)
