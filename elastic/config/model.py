@@ -26,6 +26,13 @@ class OnNan(enum.StrEnum):
     ROLL_BACK = "roll_back"
 
 
+class Numerics(enum.StrEnum):
+    """In which order gradients are added up."""
+
+    PLAIN = "plain"
+    EXACT = "exact"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rule:
     """What a setting means and what it may be."""
@@ -91,6 +98,12 @@ class TrainingSettings:
         default=OnNan.STOP,
         metadata=_about(
             "a step's loss is not finite: stop, skip the step, or roll_back to the last save and skip from there on"
+        ),
+    )
+    numerics: Numerics = field(
+        default=Numerics.PLAIN,
+        metadata=_about(
+            "exact: the same bits at any world size, on machines that compute alike; plain: up to rounding"
         ),
     )
 

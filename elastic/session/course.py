@@ -24,6 +24,7 @@ from elastic.plan.batch import BatchPlan
 from elastic.plan.batch_mode import Batching, BatchMode, batching
 from elastic.plan.order import ORDER_VERSION
 from elastic.plan.progress import global_step_view, scale_by_global_batch
+from elastic.plan.tree import Spread
 from elastic.session.source import DataSource, settle
 from elastic.session.step import Step, StepParts
 from elastic.world import World
@@ -111,6 +112,7 @@ class Course:
             regroup_wanted=regroup_wanted,
             rate_factor=self._batching.rate_factor,
             on_nan=self._settings.training.on_nan,
+            spread=Spread(self._plan.spread(self.consumed_samples, world_size=self._world.size)),
         )
         self._step_began_s = self._clock.monotonic_s()
         return Step(parts, iteration=self.iteration + 1, start=start, stop=stop)

@@ -31,7 +31,7 @@ from elastic.checkpoint.root import claim
 from elastic.checkpoint.seams import LockCommitter
 from elastic.clock import SYSTEM_CLOCK, Clock
 from elastic.config.load import resolve, with_overrides
-from elastic.config.model import OnNan, Settings
+from elastic.config.model import Numerics, OnNan, Settings
 from elastic.data.carrier import Transport
 from elastic.data.fetch import Collate
 from elastic.distributed.group import Alone, Collectives, choose_device, join
@@ -157,7 +157,7 @@ class Session:
     def parallelize(self, model: nn.Module) -> nn.Module:
         """Put a model on this worker's device, equal on all ranks; returns the plain module."""
         model = model.to(self.world.device)
-        replica = Replica(model, self._group)
+        replica = Replica(model, self._group, exact=self.settings.training.numerics is Numerics.EXACT)
         replica.align()
         self._replicas.append(replica)
         return model

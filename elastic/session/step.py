@@ -26,6 +26,8 @@ from elastic.data.loader import ElasticLoader
 from elastic.distributed.group import Collectives
 from elastic.distributed.replicate import Replica
 from elastic.errors import LossNotFinite, UsageError
+from elastic.failpoint import failpoint
+from elastic.plan.tree import Spread
 from elastic.session.randomness import seed_slot
 
 
@@ -50,6 +52,8 @@ class StepParts:
     device: str
     seed: int
     regroup_wanted: Callable[[], bool]
+    spread: Spread
+    """Which slots each rank computes."""
     rate_factor: float = 1.0
     on_nan: OnNan = OnNan.STOP
 
@@ -85,15 +89,17 @@ class Step:
         """What the learning rate is to be multiplied by at this batch size; 1 where the global batch is fixed."""
         self._parts = parts
         self._stage = _Stage.NEW
-        self._loss_sum: torch.Tensor | float = 0.0  # stays on the device: reading it each time would wait for it
-        self._weight = 0.0
+        self._slot = 0
+        # By slot. The sums stay on the device: reading one each time would wait for it.
+        self._losses: dict[int, torch.Tensor] = {}
+        self._weights: dict[int, float] = {}
         self._regroup = False
 
     def __enter__(self) -> Self:
         self._stage = _Stage.ENTERED
         self._regroup = self._parts.regroup_wanted()
         for replica in self._parts.replicas:
-            replica.begin_step()
+            replica.begin_step(self._parts.spread)
         return self
 
     def __exit__(
@@ -128,7 +134,14 @@ class Step:
             what = "outside of `with step:`" if self._stage is _Stage.NEW else "a second time"
             raise UsageError(f"step {self.iteration}: micro_batches() was called {what}; loop over it once, inside")
         self._stage = _Stage.ASKED
+        own = self._parts.spread.ranks[self._parts.group.rank]
         for micro_batch in self._parts.loader.next_step():
+            failpoint("step.micro_batch")
+            self._slot = micro_batch.slot
+            for replica in self._parts.replicas:
+                # Of several models the order in which backward fills them is the job's, and may differ by rank.
+                overlap = self._slot == own[-1] and len(self._parts.replicas) == 1
+                replica.begin_micro_batch(self._slot, overlap=overlap)
             seed_slot(self._parts.seed, iteration=self.iteration, slot=micro_batch.slot)
             self.used.extend(zip(micro_batch.samples, micro_batch.indices, strict=True))
             yield to_device(micro_batch.batch, self._parts.device)
@@ -145,8 +158,9 @@ class Step:
         total, weight = sum_and_weight(loss)
         # Scaled by the sample count on the way, so that half-precision sums stay in range.
         (total / (self.stop - self.start)).backward()  # type: ignore[no-untyped-call]
-        self._loss_sum = self._loss_sum + total.detach().double()
-        self._weight += weight
+        part = total.detach().double()
+        self._losses[self._slot] = self._losses[self._slot] + part if self._slot in self._losses else part
+        self._weights[self._slot] = self._weights.get(self._slot, 0.0) + weight
 
     def _judge(self) -> None:
         """What the policy says to a loss that is no number. All ranks see the same sum, and decide alike."""
@@ -163,22 +177,35 @@ class Step:
         raise _Skip(what)
 
     def _reduce(self) -> None:
-        digest = step_digest(self.used)
-        stats = torch.tensor(
-            [float(self._loss_sum), self._weight, len(self.used), digest, float(self._regroup)], dtype=torch.float64
-        )
-        self._parts.group.sum_(stats)
-        loss_sum, weight, samples, digests, regroups = stats.tolist()
+        replicas = self._parts.replicas
+        for replica in replicas:
+            replica.send()
+        totals, weight = self._sum_up()
         if not weight > 0:
             raise UsageError(f"step {self.iteration}: the weight of its whole batch is {weight}; it must be positive")
-        for replica in self._parts.replicas:
-            replica.reduce()
-            factor = (self.stop - self.start) / weight
+        factor = (self.stop - self.start) / weight
+        for replica in replicas:
+            replica.finish()
             if factor != 1.0:
                 replica.scale_(factor)
-        self.totals = Totals(
-            loss=loss_sum / weight, samples=int(samples), digest=int(digests) % 2**32, regroup=regroups > 0
-        )
+        self.totals = totals
+
+    def _sum_up(self) -> tuple[Totals, float]:
+        """What all ranks agree about, and the weight of the whole batch.
+
+        Losses and weights travel slot by slot and are added in slot order: the same bits at any world size.
+        """
+        count = self._parts.spread.leaves
+        mine = torch.zeros(2 * count + 3, dtype=torch.float64)
+        for slot, part in self._losses.items():
+            mine[slot], mine[count + slot] = part, self._weights[slot]
+        mine[2 * count :] = torch.tensor([len(self.used), step_digest(self.used), self._regroup], dtype=torch.float64)
+        self._parts.group.sum_(mine)
+        every = mine.tolist()
+        losses, weights, (samples, digests, regroups) = every[:count], every[count : 2 * count], every[2 * count :]
+        weight = math.fsum(weights)
+        loss = sum(losses) / weight if weight else 0.0
+        return Totals(loss=loss, samples=int(samples), digest=int(digests) % 2**32, regroup=regroups > 0), weight
 
 
 def sum_and_weight(loss: torch.Tensor | tuple[torch.Tensor, torch.Tensor | float]) -> tuple[torch.Tensor, float]:
