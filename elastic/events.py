@@ -204,7 +204,7 @@ class StepCommitted(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointSaved(Event):
-    """An iteration was committed: it is what a restart restores."""
+    """An iteration was committed, or (tier "memory") copied; training waited `stall_s`. `skipped`: since the last."""
 
     kind = "checkpoint_saved"
     iteration: int
@@ -213,6 +213,8 @@ class CheckpointSaved(Event):
     seconds: float
     interval_s: float | None
     tier: str = "disk"
+    stall_s: float = 0.0
+    skipped: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -291,8 +293,7 @@ def decode(line: str) -> Record | None:
     try:
         raw: dict[str, Any] = json.loads(line)
         head = {name: raw.pop(name) for name in _HEAD}
-        cls = EVENT_TYPES.get(raw.pop("kind"))
-        if cls is None:
+        if (cls := EVENT_TYPES.get(raw.pop("kind"))) is None:
             return None
         known = {field.name: field.type for field in dataclasses.fields(cls)}
         values = {name: _restore(known[name], value) for name, value in raw.items() if name in known}
@@ -320,7 +321,7 @@ class Emit(Protocol):
 
 
 class EventFile:
-    """Appends records to one file. Each record is one `write`, so that lines of several processes never mix."""
+    """Appends records to one file, each by one `write`, so that lines of several processes never mix."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -337,10 +338,8 @@ class EventFile:
 
 def read_records(directory: Path) -> list[Record]:
     """All records of all nodes, by time. A last line still being written is left out."""
-    records: list[Record] = []
-    for path in sorted(directory.glob("*.jsonl")):
-        records.extend(_complete_records(path))
-    return sorted(records, key=lambda record: record.time_s)
+    paths = sorted(directory.glob("*.jsonl"))
+    return sorted((each for path in paths for each in _complete_records(path)), key=lambda record: record.time_s)
 
 
 def _complete_records(path: Path) -> Iterator[Record]:

@@ -36,11 +36,13 @@ class Totals:
     digest: int
     regroup: bool
     """Whether some rank's agent asked for a regroup at this boundary."""
+    saves_ready: bool
+    """Whether every rank had done its part of the save under way."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepParts:
-    """What a step works with. `regroup_wanted` is this rank's own wish."""
+    """What a step works with. `regroup_wanted` and `save_ready` are this rank's own word."""
 
     group: Collectives
     replicas: tuple[Replica, ...]
@@ -48,6 +50,7 @@ class StepParts:
     device: str
     seed: int
     regroup_wanted: Callable[[], bool]
+    save_ready: Callable[[], bool] = lambda: True
 
 
 class _Stage(enum.Enum):
@@ -126,11 +129,10 @@ class Step:
 
     def _reduce(self) -> None:
         digest = step_digest(self.used)
-        stats = torch.tensor(
-            [float(self._loss_sum), self._weight, len(self.used), digest, float(self._regroup)], dtype=torch.float64
-        )
+        own = [float(self._loss_sum), self._weight, len(self.used), digest, self._regroup, self._parts.save_ready()]
+        stats = torch.tensor(own, dtype=torch.float64)
         self._parts.group.sum_(stats)
-        loss_sum, weight, samples, digests, regroups = stats.tolist()
+        loss_sum, weight, samples, digests, regroups, ready = stats.tolist()
         if not weight > 0:
             raise UsageError(f"step {self.iteration}: the weight of its whole batch is {weight}; it must be positive")
         for replica in self._parts.replicas:
@@ -139,7 +141,11 @@ class Step:
             if factor != 1.0:
                 replica.scale_(factor)
         self.totals = Totals(
-            loss=loss_sum / weight, samples=int(samples), digest=int(digests) % 2**32, regroup=regroups > 0
+            loss=loss_sum / weight,
+            samples=int(samples),
+            digest=int(digests) % 2**32,
+            regroup=regroups > 0,
+            saves_ready=int(ready) == self._parts.group.size,
         )
 
 
