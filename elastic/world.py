@@ -16,6 +16,7 @@ AGENT_SOCKET = "ELASTIC_AGENT_SOCKET"
 EVENTS_PATH = "ELASTIC_EVENTS_PATH"
 COMMIT_RECORD = "ELASTIC_COMMIT_RECORD"
 LEASE_PAGE = "ELASTIC_LEASE_PAGE"
+ARENAS = "ELASTIC_ARENAS"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +37,8 @@ class World:
     """File that says how long this node's lease holds, where there is an agent of ours."""
     events_path: str | None = None
     """File that this node's events are appended to."""
+    arenas: tuple[str, ...] = ()
+    """Memory that the agent keeps for its workers, two pieces for each in the order of local ranks."""
     device: str = "cpu"
     """Where this worker computes: "cpu" or "cuda:N". Chosen by elastic.distributed, never by the job."""
     distributed: bool = False
@@ -58,5 +61,6 @@ class World:
             agent_socket=environ.get(AGENT_SOCKET),
             lease_page=environ.get(LEASE_PAGE),
             events_path=environ.get(EVENTS_PATH),
+            arenas=tuple(each for each in environ.get(ARENAS, "").split(",") if each),
             distributed=True,
         )

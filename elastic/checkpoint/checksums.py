@@ -19,7 +19,7 @@ _HEADER = "the header"
 _NAMES_TOLD = 3
 
 
-def facts_of(data: bytes, *, chunk_bytes: int = CHUNK_BYTES) -> FileFacts:
+def facts_of(data: bytes | memoryview, *, chunk_bytes: int = CHUNK_BYTES) -> FileFacts:
     """Length and checksums of a file with these bytes."""
     view = memoryview(data)
     chunks = []
@@ -60,7 +60,7 @@ def _within(regions: list[tuple[int, int, str]], start: int, end: int) -> str:
     return f" ({', '.join(names[:_NAMES_TOLD])}{', ...' if len(names) > _NAMES_TOLD else ''})" if names else ""
 
 
-def _ends(data: bytes, chunk_bytes: int) -> list[int]:
+def _ends(data: bytes | memoryview, chunk_bytes: int) -> list[int]:
     """Where chunks end: at most `chunk_bytes` apart, and wherever a region does."""
     ends = []
     start = 0
@@ -70,17 +70,17 @@ def _ends(data: bytes, chunk_bytes: int) -> list[int]:
     return ends
 
 
-def _regions(data: bytes) -> list[tuple[int, int, str]]:
+def _regions(data: bytes | memoryview) -> list[tuple[int, int, str]]:
     """(first byte, one past the last, name) of what is in a safetensors file; of another file nothing is known.
 
     The file may be damaged: what its header says is believed only where it is possible.
     """
     length = int.from_bytes(data[:8], "little")
-    if not 2 <= length <= len(data) - 8 or data[8:9] != b"{":
+    if not 2 <= length <= len(data) - 8 or bytes(data[8:9]) != b"{":
         return []
     regions = [(0, 8 + length, _HEADER)]
     try:
-        header = json.loads(data[8 : 8 + length])
+        header = json.loads(bytes(data[8 : 8 + length]))
     except (ValueError, RecursionError):
         return regions
     for name, entry in header.items():

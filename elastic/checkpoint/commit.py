@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from elastic.checkpoint.background import Pending, Start, at_once, in_thread
 from elastic.checkpoint.checksums import CHUNK_BYTES, facts_of
+from elastic.checkpoint.image import Image
 from elastic.checkpoint.layout import (
     COMMON,
     MANIFEST,
@@ -28,13 +30,15 @@ from elastic.checkpoint.layout import (
 from elastic.checkpoint.manifest import FileFacts, Manifest, record_of
 from elastic.checkpoint.metadata import StoredTensor, TensorFacts, build_metadata
 from elastic.checkpoint.seams import Committer, Group
-from elastic.checkpoint.shards import Shard, encode_shard
 from elastic.checkpoint.storage import Storage
 from elastic.checkpoint.survey import VISIBLE_POLL_S, VISIBLE_WITHIN_S, judge
 from elastic.checkpoint.tracker import follow
 from elastic.clock import SYSTEM_CLOCK, Clock
 from elastic.errors import Fenced
 from elastic.failpoint import failpoint
+
+_MUCH_BYTES = 1 << 22
+"""From here on a thread costs less than it saves."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,84 +54,127 @@ class Outcome:
     """Why the tracker was left alone, where the commit was granted and the lease lapsed right after."""
 
 
-def save_iteration(
-    draft: Manifest, common: CommonInfo, shards: Callable[[], list[Shard]], *,
-    root: str, storage: Storage, group: Group, committer: Committer, nonce: Callable[[], str],
-    clock: Clock = SYSTEM_CLOCK,
-) -> Outcome:  # fmt: skip
-    """Make an iteration durable and commit it. Called by every rank; `draft` is the manifest without its files.
+class Saving:
+    """A save under way, from point 1 to point 8. Every rank makes one and advances it at the same step boundaries.
 
-    Raises:
-        PeerLost: from the group. Any other failure is an outcome.
+    Between two boundaries `start` does the writing: at once, or beside the training (see background.py). What needs
+    the other ranks or the committer is done in `advance` alone, so in the order that all ranks do it in.
     """
-    lead = group.rank == 0
-    # 1. A directory of this attempt alone, named by generation and nonce; leftovers of earlier ones go.
-    begun = group.broadcast(_attempt(lambda: _begin(draft, root, storage, nonce())) if lead else None)
-    if begun["fault"] is not None:
-        return _failed(begun["fault"])
-    failpoint("checkpoint.1")
-    temp = os.path.join(root, begun["value"])
-    # 2. Every rank writes its shards, each forced to disk, and tells their sizes and checksums.
-    wrote = group.gather(_attempt(lambda: [_write_shard(temp, shard, storage) for shard in shards()]))
-    failpoint("checkpoint.2")
-    # 3.-8. Rank 0 does the rest and tells everyone how it ended.
-    outcome: dict[str, Any] | None = None
-    if wrote is not None:
-        finished = _attempt(
-            lambda: _finish(draft, common, _agreed(wrote), temp, root, storage, committer, nonce, clock)
-        )
-        outcome = finished["value"] or dataclasses.asdict(_failed(finished["fault"], stale=finished["fenced"]))
-        if not outcome["committed"]:
-            _attempt(lambda: storage.remove_tree(temp))
-    return Outcome(**group.broadcast(outcome))
+
+    def __init__(
+        self, draft: Manifest, common: CommonInfo, images: Callable[[], Sequence[Image]], *, root: str,
+        storage: Storage, group: Group, committer: Committer, nonce: Callable[[], str], clock: Clock = SYSTEM_CLOCK,
+        start: Start = at_once,
+    ) -> None:  # fmt: skip
+        """`draft` is the manifest without its files; `images` are this rank's shards, asked for where they are written.
+
+        Raises:
+            PeerLost: from the group. Any other failure becomes the outcome.
+        """
+        self._draft, self._common, self._root = draft, common, root
+        self._storage, self._group, self._committer = storage, group, committer
+        self._nonce, self._clock, self._start = nonce, clock, start
+        self._wrote: Pending[dict[str, Any]] | None = None
+        self._prepared: Pending[dict[str, Any]] | None = None
+        lead = group.rank == 0
+        # 1. A directory of this attempt alone, named by generation and nonce; leftovers of earlier ones go.
+        begun = group.broadcast(_attempt(lambda: _begin(draft, root, storage, nonce())) if lead else None)
+        self._fault: str | None = begun["fault"]
+        if self._fault is None:
+            failpoint("checkpoint.1")
+            self._temp = os.path.join(root, begun["value"])
+            # 2. Every rank writes its shards, each forced to disk, and tells their sizes and checksums.
+            self._wrote = start(lambda: _attempt(lambda: [_write(self._temp, each, storage) for each in images()]))
+
+    @property
+    def written(self) -> bool:
+        """Whether nobody reads this rank's images any more."""
+        return self._wrote is None or self._wrote.done()
+
+    @property
+    def ready(self) -> bool:
+        """Whether this rank has done its part. Once all ranks have, each is to call `advance`."""
+        return self.written and (self._prepared is None or self._prepared.done())
+
+    def advance(self) -> Outcome | None:
+        """Go on by what this rank's part has come to, waiting for it if need be; the outcome at the end, None before.
+
+        Raises:
+            PeerLost: from the group.
+        """
+        if self._fault is not None or self._wrote is None:
+            return _failed(self._fault or "it never began")
+        if self._prepared is None:
+            wrote = self._group.gather(self._wrote.result())
+            failpoint("checkpoint.2")
+            # 3.-6. Rank 0 does the rest and tells everyone how it ended; the others are ready at once.
+            self._prepared = (self._start if wrote is not None else at_once)(
+                lambda: _attempt(lambda: self._prepare(_agreed(wrote or [])))
+            )
+            return None
+        prepared, outcome = self._prepared.result(), None
+        if self._group.rank == 0:
+            finished = prepared if prepared["fault"] is not None else _attempt(lambda: self._count(prepared["value"]))
+            outcome = finished["value"] or dataclasses.asdict(_failed(finished["fault"], stale=finished["fenced"]))
+            if not outcome["committed"]:
+                _attempt(lambda: self._storage.remove_tree(self._temp))
+        return Outcome(**self._group.broadcast(outcome))
+
+    def _prepare(self, shards: list[dict[str, Any]]) -> Manifest | None:
+        if self._group.rank != 0:
+            return None
+        draft, storage, temp = self._draft, self._storage, self._temp
+        # 3. The seed's two files.
+        files = {shard["name"]: FileFacts(**shard["facts"]) for shard in shards}
+        for name, data in ((COMMON, self._common.to_bytes()), (METADATA, build_metadata(_stored(shards)))):
+            storage.write(os.path.join(temp, name), data)
+            files[name] = facts_of(data)
+        _await_visible(temp, files, storage, self._clock)
+        failpoint("checkpoint.3")
+        # 4. The manifest names every other file; with it the directory is complete, and its names are durable.
+        manifest = dataclasses.replace(draft, files=files, chunk_bytes=CHUNK_BYTES)
+        storage.write(os.path.join(temp, MANIFEST), manifest.to_bytes())
+        storage.sync_dir(temp)
+        failpoint("checkpoint.4")
+        # 5. Its real name, by a rename that refuses to replace.
+        final = os.path.join(self._root, iteration_dir(draft.iteration))
+        _set_aside(draft, self._root, storage, self._nonce())
+        storage.publish(temp, final)
+        failpoint("checkpoint.5")
+        # 6. The new name is durable.
+        storage.sync_dir(self._root)
+        failpoint("checkpoint.6")
+        return manifest
+
+    def _count(self, manifest: Manifest) -> dict[str, Any]:
+        data = manifest.to_bytes()
+        # 7. THE COMMIT: from here on it is what a restart restores.
+        record = record_of(manifest, data)
+        verdict = self._committer.commit(record)
+        if not verdict.granted:
+            return dataclasses.asdict(_failed(f"not committed: {verdict.reason}", stale=verdict.stale))
+        failpoint("checkpoint.7")
+        # 8. The tracker follows, for readers that know no record. Behind, it misleads nobody: the next save repairs
+        # it. A process that was paused since point 7 leaves it alone: others may have gone on.
+        fenced = self._committer.fence()
+        late = fenced or _attempt(lambda: follow(self._root, manifest, storage=self._storage))["fault"]
+        failpoint("checkpoint.8")
+        reason = verdict.reason if late is None else f"{verdict.reason}; the tracker could not follow: {late}"
+        return {
+            "committed": True,
+            "stale": False,
+            "reason": reason,
+            "total_bytes": len(data) + sum(facts.size_bytes for facts in manifest.files.values()),
+            "manifest_digest": record.manifest_digest,
+            "fenced": fenced or "",
+        }
 
 
-def _finish(
-    draft: Manifest, common: CommonInfo, shards: list[dict[str, Any]], temp: str, root: str, storage: Storage,
-    committer: Committer, nonce: Callable[[], str], clock: Clock,
-) -> dict[str, Any]:  # fmt: skip
-    # 3. The seed's two files.
-    files = {shard["name"]: FileFacts(**shard["facts"]) for shard in shards}
-    for name, data in ((COMMON, common.to_bytes()), (METADATA, build_metadata(_stored(shards)))):
-        storage.write(os.path.join(temp, name), data)
-        files[name] = facts_of(data)
-    _await_visible(temp, files, storage, clock)
-    failpoint("checkpoint.3")
-    # 4. The manifest names every other file; with it the directory is complete, and its names are durable.
-    manifest = dataclasses.replace(draft, files=files, chunk_bytes=CHUNK_BYTES)
-    data = manifest.to_bytes()
-    storage.write(os.path.join(temp, MANIFEST), data)
-    storage.sync_dir(temp)
-    failpoint("checkpoint.4")
-    # 5. Its real name, by a rename that refuses to replace.
-    final = os.path.join(root, iteration_dir(draft.iteration))
-    _set_aside(draft, root, storage, nonce())
-    storage.publish(temp, final)
-    failpoint("checkpoint.5")
-    # 6. The new name is durable.
-    storage.sync_dir(root)
-    failpoint("checkpoint.6")
-    # 7. THE COMMIT: from here on it is what a restart restores.
-    record = record_of(manifest, data)
-    verdict = committer.commit(record)
-    if not verdict.granted:
-        return dataclasses.asdict(_failed(f"not committed: {verdict.reason}", stale=verdict.stale))
-    failpoint("checkpoint.7")
-    # 8. The tracker follows, for readers that know no record. Behind, it misleads nobody: the next save repairs it. A
-    # process that was paused since point 7 leaves it alone: others may have gone on.
-    fenced = committer.fence()
-    late = fenced or _attempt(lambda: follow(root, manifest, storage=storage))["fault"]
-    failpoint("checkpoint.8")
-    total_bytes = len(data) + sum(facts.size_bytes for facts in files.values())
-    reason = verdict.reason if late is None else f"{verdict.reason}; the tracker could not follow: {late}"
-    return {
-        "committed": True,
-        "stale": False,
-        "reason": reason,
-        "total_bytes": total_bytes,
-        "manifest_digest": record.manifest_digest,
-        "fenced": fenced or "",
-    }
+def finish(saving: Saving) -> Outcome:
+    """Wait for a save that may be under way to end. Called by every rank."""
+    while (outcome := saving.advance()) is None:
+        pass
+    return outcome
 
 
 def _begin(draft: Manifest, root: str, storage: Storage, nonce: str) -> str:
@@ -140,11 +187,13 @@ def _begin(draft: Manifest, root: str, storage: Storage, nonce: str) -> str:
     return name
 
 
-def _write_shard(temp: str, shard: Shard, storage: Storage) -> dict[str, Any]:
-    data, facts = encode_shard(shard.tensors)
-    storage.write(os.path.join(temp, shard.name), data)
-    tensors = [each.to_plain() for each in facts]
-    return {"name": shard.name, "facts": dataclasses.asdict(facts_of(data)), "tensors": tensors}
+def _write(temp: str, image: Image, storage: Storage) -> dict[str, Any]:
+    # While the disk is at work the checksums are made.
+    start = in_thread if len(image.data) >= _MUCH_BYTES else at_once
+    facts = start(lambda: facts_of(image.data))
+    storage.write(os.path.join(temp, image.name), image.data)
+    tensors = [each.to_plain() for each in image.tensors]
+    return {"name": image.name, "facts": dataclasses.asdict(facts.result()), "tensors": tensors}
 
 
 def _set_aside(draft: Manifest, root: str, storage: Storage, nonce: str) -> None:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from elastic.checkpoint.commit import save_iteration
+from elastic.checkpoint.commit import Saving, finish
+from elastic.checkpoint.image import heap_image
 from elastic.checkpoint.inspection import locate
 from elastic.checkpoint.layout import CommitRecord, CommonInfo
 from elastic.checkpoint.manifest import Manifest
@@ -148,15 +149,17 @@ def _write(
         ckpt_status=None,
     )
     storage.make_dir(os.path.abspath(root))
-    outcome = save_iteration(
+    shards = own_shards(model=captured.model, opt=captured.opt, own={}, rank=0, world_size=1, prefix="checkpoint")
+    saving = Saving(
         draft,
         common,
-        lambda: own_shards(model=captured.model, opt=captured.opt, own={}, rank=0, world_size=1, prefix="checkpoint"),
+        lambda: [heap_image(shard) for shard in shards],
         root=root,
         storage=storage,
         group=AloneGroup(),
         committer=_NewRoot(),
         nonce=nonce,
     )
+    outcome = finish(saving)
     if not outcome.committed:
         raise CheckpointError(f"{root} could not be written: {outcome.reason}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,15 +31,24 @@ class Kept:
     fault: bool = False
 
 
-def retain(
-    root: str, *, committed: int, manifest_digest: str, lineage: str, save_max: int, storage: Storage,
-    record: Callable[[], CommitRecord | None], nonce: Callable[[], str], keep_every_steps: int = 0,
-) -> Kept:  # fmt: skip
-    """Delete what `save_max` leaves no room for, but only after the committed iteration was read back whole.
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """What there is to delete. `trash` was renamed earlier, `delete` will be now."""
 
-    Deleting is a rename first; what was renamed is unlinked after the next commit. So a reader that has files open
-    keeps them, and a process that slept between its commit and this, and knows nothing of later ones, costs nothing:
-    the committed iteration is found by its digest under any name.
+    manifest_digest: str
+    delete: tuple[Found, ...]
+    trash: tuple[str, ...]
+    reason: str
+    fault: bool = False
+
+
+def choose(
+    root: str, *, committed: int, manifest_digest: str, lineage: str, save_max: int, storage: Storage,
+    keep_every_steps: int = 0,
+) -> Chosen:  # fmt: skip
+    """Choose what `save_max` leaves no room for, but only after the committed iteration was read back whole.
+
+    It reads all of it, which takes its time, and changes nothing.
 
     Raises:
         OSError: from the storage.
@@ -51,20 +61,40 @@ def retain(
         seen.found, save_max=save_max, committed=committed, lineage=lineage, protected=tracked,
         keep_every_steps=keep_every_steps,
     )  # fmt: skip
+    nothing = Chosen(manifest_digest=manifest_digest, delete=(), trash=(), reason=chosen.reason)
     if not chosen.delete and not trash:
-        return Kept(deleted=(), reason=chosen.reason)
+        return nothing
     place = os.path.join(root, iteration_dir(committed))
     if (fault := read_back(place, storage=storage, manifest_digest=manifest_digest)) is not None:
-        return Kept(deleted=(), fault=True, reason=f"iteration {committed} was committed but {fault}: all stay")
+        reason = f"iteration {committed} was committed but {fault}: all stay"
+        return dataclasses.replace(nothing, fault=True, reason=reason)
+    return dataclasses.replace(nothing, delete=chosen.delete, trash=tuple(each.place for each in trash))
+
+
+def make_room(
+    root: str, chosen: Chosen, *, storage: Storage, record: Callable[[], CommitRecord | None],
+    nonce: Callable[[], str],
+) -> Kept:  # fmt: skip
+    """Delete what was chosen, if what was committed then still is what was committed last.
+
+    Deleting is a rename first; what was renamed is unlinked after the next commit. So a reader that has files open
+    keeps them, and a process that slept between its commit and this, and knows nothing of later ones, costs nothing:
+    the committed iteration is found by its digest under any name.
+
+    Raises:
+        OSError: from the storage.
+    """
+    if not chosen.delete and not chosen.trash:
+        return Kept(deleted=(), reason=chosen.reason, fault=chosen.fault)
     now = record()
-    if now is not None and now.manifest_digest != manifest_digest:
+    if now is not None and now.manifest_digest != chosen.manifest_digest:
         return Kept(deleted=(), reason=f"iteration {now.iteration} was committed since: its writer makes room, not we")
-    for each in trash:
-        storage.remove_tree(os.path.join(root, each.place))
-    for each in chosen.delete:
-        name = trash_name(each.place, nonce=nonce())
-        storage.publish(os.path.join(root, each.place), os.path.join(root, name))
-    return Kept(deleted=tuple(each.iteration for each in chosen.delete), reason=chosen.reason)
+    for each in chosen.trash:
+        storage.remove_tree(os.path.join(root, each))
+    for found in chosen.delete:
+        name = trash_name(found.place, nonce=nonce())
+        storage.publish(os.path.join(root, found.place), os.path.join(root, name))
+    return Kept(deleted=tuple(found.iteration for found in chosen.delete), reason=chosen.reason)
 
 
 def read_back(directory: str, *, storage: Storage, manifest_digest: str | None = None) -> str | None:

@@ -2,74 +2,37 @@
 
 from __future__ import annotations
 
-import logging
 import secrets
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from elastic import events
-from elastic.checkpoint.commit import Outcome, save_iteration
-from elastic.checkpoint.keeping import retain, set_aside
-from elastic.checkpoint.layout import CommonInfo, Health
+from elastic.checkpoint.background import Start, at_once, in_thread
+from elastic.checkpoint.caretaker import Caretaker
+from elastic.checkpoint.commit import Outcome, Saving
+from elastic.checkpoint.draft import SaveMeta, common_of, draft_of
+from elastic.checkpoint.flight import Flight, SaveResult, unsaved
+from elastic.checkpoint.image import Image
+from elastic.checkpoint.layout import Health
 from elastic.checkpoint.manifest import Manifest
-from elastic.checkpoint.policy import SaveVerdict, Signs, judge_health, save_due
+from elastic.checkpoint.memory import MemoryTier
+from elastic.checkpoint.policy import SaveVerdict, judge_health, save_due
 from elastic.checkpoint.reader import Reader, Restored
-from elastic.checkpoint.restoring import newer_than
 from elastic.checkpoint.rng import capture_rng
 from elastic.checkpoint.root import RootIdentity
 from elastic.checkpoint.seams import Committer, Group, Settings
 from elastic.checkpoint.shards import Shard, own_shards
+from elastic.checkpoint.snapshots import Snapshots
 from elastic.checkpoint.state import Captured, capture
 from elastic.checkpoint.storage import PosixStorage, Storage
-from elastic.checkpoint.survey import survey
 from elastic.clock import SYSTEM_CLOCK, Clock
-from elastic.errors import Fenced, StoreError, UsageError
+from elastic.config.model import SaveMode, SaveOverlap
+from elastic.errors import Fenced, UsageError
 
 _ANCESTORS = 64
 """How many committed iterations before it a manifest names, at least."""
-
-_log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SaveMeta:
-    """What a save says of the run beside its state."""
-
-    iteration: int
-    """Optimizer steps really taken."""
-    consumed_samples: int
-    global_batch_size: int
-    generation: int
-    run_digest: int
-    seed: int
-    order_version: int
-    settings: Mapping[str, Any]
-    """The resolved configuration, JSON types."""
-    global_step: int
-    """The seed's view of progress: samples over the global batch size."""
-    epoch_num: int = 0
-    step_num: int = 0
-    loss_scale: float | None = None
-    """None: that of a tracked grad scaler, where there is one."""
-    data: Mapping[str, Any] = field(default_factory=dict)
-    """The data's order, fingerprint and slots, JSON types; for who goes on."""
-    signs: Signs = field(default_factory=Signs)
-    """What is known of the run's health."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SaveResult:
-    """How a save ended, the same on every rank."""
-
-    saved: bool
-    iteration: int
-    total_bytes: int
-    seconds: float
-    reason: str
 
 
 class CheckpointManager:
@@ -79,10 +42,12 @@ class CheckpointManager:
         self, settings: Settings, *, identity: RootIdentity | None, group: Group, committer: Committer,
         emit: events.Emit, storage: Storage | None = None, clock: Clock = SYSTEM_CLOCK, prefix: str = "checkpoint",
         nonce: Callable[[], str] = lambda: secrets.token_hex(6), generation: int | None = None,
+        tier: MemoryTier | None = None,
     ) -> None:  # fmt: skip
         """`identity`: what `claim` gave for save_path; None where nothing is saved. `committer`: asked by rank 0.
 
-        `generation`: that of this start; with it, a restore adopts what an earlier generation left complete.
+        `generation`: that of this start; with it, a restore adopts what an earlier generation left complete. `tier`:
+        where states are copied to; without it a save makes its copy on the heap.
 
         Raises:
             UsageError: settings that contradict one another or are not there yet.
@@ -103,6 +68,28 @@ class CheckpointManager:
         self._failures = 0
         self._ancestors: tuple[str, ...] = ()
         self._saved_at_s: float | None = None
+        self._start: Start = in_thread if settings.save_mode == SaveMode.ASYNC else at_once
+        self._flight: Flight | None = None
+        self._skipped = 0
+        self._caretaker: Caretaker | None = None
+        if identity is not None and settings.enable_save and group.rank == 0:
+            self._caretaker = Caretaker(
+                settings,
+                lineage=identity.lineage,
+                storage=self._storage,
+                committer=committer,
+                nonce=nonce,
+                emit=emit,
+                start=self._start,
+            )
+        self._snapshots = Snapshots(
+            tier if settings.enable_save else None,
+            rank=group.rank,
+            every_steps=settings.memory_every_steps,
+            required=settings.memory_required,
+            emit=emit,
+            clock=clock,
+        )
 
     def restore(self, tracked: Mapping[str, Any]) -> Restored:
         """Put the state to start from into the tracked objects, or leave them where the run begins.
@@ -114,7 +101,7 @@ class CheckpointManager:
         begun_s = self._clock.monotonic_s()
         # What cannot be saved must come to light before the first step, not at the first save.
         if self._settings.enable_save:
-            capture(tracked, weights_only=self._settings.no_save_optim)
+            self._snapshots.check(capture(tracked, weights_only=self._settings.no_save_optim))
         reader = Reader(
             self._settings,
             self._identity,
@@ -129,7 +116,8 @@ class CheckpointManager:
         restored = reader.restore(tracked)
         if restored.own:
             self._committed, self._ancestors = restored.iteration, reader.ancestors
-            self._set_aside_newer(restored.iteration)
+            if self._caretaker is not None:
+                self._caretaker.set_aside_newer(restored.iteration)
         self._emit(
             events.Restored(
                 tier=restored.tier,
@@ -145,6 +133,11 @@ class CheckpointManager:
         """Whether the step just taken is to be followed by a save. `counted`: see `save_due`."""
         return self.verdict(iteration, counted=counted).due
 
+    def behind(self, iteration: int) -> bool:
+        """Whether a save is missing between what is durable and this iteration, which was restored from memory."""
+        every, durable = self._settings.save_interleaved_steps, self._committed or 0
+        return self._settings.enable_save and iteration // every > durable // every
+
     def verdict(self, iteration: int, *, counted: range | None = None) -> SaveVerdict:
         """The same with the reason."""
         return save_due(
@@ -152,26 +145,85 @@ class CheckpointManager:
             enable_save=self._settings.enable_save,
             every_steps=self._settings.save_interleaved_steps,
             last_saved=self._committed,
-            failed_at=self._failed_at,
+            failed_at=self._failed_at if self._flight is None else None,  # one that is under way is the next try
             failures=self._failures,
             counted=counted,
         )
 
-    def save(self, tracked: Mapping[str, Any], meta: SaveMeta) -> SaveResult:
+    @property
+    def ready(self) -> bool:
+        """Whether this rank has nothing left to do for the save under way. Cheap: asked at every step."""
+        return self._flight is None or self._flight.saving.ready
+
+    def advance(self, *, all_ready: bool) -> SaveResult | None:
+        """At a step boundary: go on with the save under way. `all_ready`: whether all ranks were, as the step agreed.
+
+        Returns how a save ended, if one did. Raises as `save`.
+        """
+        flight, result = self._flight, None
+        if flight is not None:
+            if flight.copied is not None and flight.saving.written:
+                self._snapshots.give_back(flight.copied)
+            if all_ready and (outcome := flight.saving.advance()) is not None:
+                result = self._ended(flight, outcome)
+        if self._caretaker is not None:
+            self._caretaker.make_room(wait=False)
+        return result
+
+    def settle(self) -> SaveResult | None:
+        """Wait for the save under way, if there is one. Every rank calls it at the same boundary. Raises as `save`."""
+        result = None
+        while self._flight is not None:
+            result = self.advance(all_ready=True)
+        if self._caretaker is not None:
+            self._caretaker.make_room(wait=True)
+        return result
+
+    def save(self, tracked: Mapping[str, Any], meta: SaveMeta, *, wait: bool = True) -> SaveResult:
         """Save and commit. A failure is an event and the last good iteration stays; training goes on.
+
+        Without `wait` it may still be under way on return: `advance` at each boundary brings it to its end.
 
         Raises:
             Fenced: a newer generation exists.
             PeerLost: from the group.
         """
         if not self._settings.enable_save or self._identity is None:
-            return SaveResult(saved=False, iteration=meta.iteration, total_bytes=0, seconds=0.0, reason="saving is off")
+            return unsaved(meta, "saving is off")
+        if self._flight is not None and not wait and self._settings.save_overlap == SaveOverlap.SKIP:
+            self._skipped += 1
+            return unsaved(meta, f"iteration {self._flight.meta.iteration} is still being written")
+        self.settle()
         if meta.iteration == self._committed:
             reason = "this iteration is the committed one already"
             return SaveResult(saved=True, iteration=meta.iteration, total_bytes=0, seconds=0.0, reason=reason)
-        begun_s = self._clock.monotonic_s()
-        outcome = self._write(tracked, meta, self._identity)
-        seconds = self._clock.monotonic_s() - begun_s
+        self._flight = self._begin(tracked, meta, self._identity)
+        if wait or self._start is at_once:
+            ended = self.settle()
+            assert ended is not None  # there was a save under way
+            return ended
+        return unsaved(meta, "it is being written")
+
+    def snapshot_due(self, iteration: int) -> bool:
+        """Whether the step just taken is to be followed by a copy in memory."""
+        return self._snapshots.due(iteration)
+
+    def snapshot(self, tracked: Mapping[str, Any], meta: SaveMeta) -> None:
+        """Copy the state for a restart of this node's workers, if there is a memory tier for it."""
+        if self._identity is None or not self._snapshots.kept:
+            return
+        captured = capture(tracked)
+        self._snapshots.keep(self._draft(meta, self._identity, captured, None), self._shards(captured), captured)
+
+    def close(self) -> None:
+        """Give up what is under way, and the memory tier."""
+        self._snapshots.close()
+
+    def _ended(self, flight: Flight, outcome: Outcome) -> SaveResult:
+        self._flight, meta = None, flight.meta
+        if flight.copied is not None:
+            self._snapshots.give_back(flight.copied)
+        seconds = self._clock.monotonic_s() - flight.begun_s
         if outcome.stale:
             self._tell(events.Fencing(what="checkpoint", reason=outcome.reason))
             raise Fenced(f"iteration {meta.iteration} was not committed: {outcome.reason}")
@@ -179,7 +231,7 @@ class CheckpointManager:
             self._tell(events.Fencing(what="checkpoint", reason=f"the tracker was left alone: {outcome.fenced}"))
         if outcome.committed:
             self._failed_at, self._failures = None, 0
-            self._after_commit(meta, outcome, seconds)
+            self._after_commit(flight, outcome, seconds)
         else:
             self._failed_at, self._failures = meta.iteration, self._failures + 1
             self._tell(events.CheckpointFailed(iteration=meta.iteration, reason=outcome.reason))
@@ -191,65 +243,65 @@ class CheckpointManager:
             reason=outcome.reason,
         )
 
-    def _write(self, tracked: Mapping[str, Any], meta: SaveMeta, identity: RootIdentity) -> Outcome:
-        weights_only = self._settings.no_save_optim
-        try:
-            captured, fault = capture(tracked, weights_only=weights_only), None
-        except Exception as error:  # noqa: BLE001 - because peers wait for the vote; state_dict is the user's
-            captured, fault = Captured(model={}, opt={}, values={}), error
-
-        def shards() -> list[Shard]:
-            if fault is not None:
-                raise fault
-            own: dict[str, Tensor] = {} if weights_only else capture_rng(self._group.rank)
-            return own_shards(
-                model=captured.model,
-                opt=captured.opt,
-                own=own,
-                rank=self._group.rank,
-                world_size=self._group.size,
-                prefix=self._prefix,
-            )
-
+    def _begin(self, tracked: Mapping[str, Any], meta: SaveMeta, identity: RootIdentity) -> Flight:
+        begun_s = self._clock.monotonic_s()
+        captured, copied, fault = Captured(model={}, opt={}, values={}), None, None
         health = judge_health(meta.signs)
+        try:
+            captured = capture(tracked, weights_only=self._settings.no_save_optim)
+            draft = self._draft(meta, identity, captured, health.status)
+            copied = self._snapshots.copy(draft, self._shards(captured), captured)
+        except UsageError:
+            raise
+        except Exception as error:  # noqa: BLE001 - because peers wait for the vote; state_dict is the user's
+            draft, fault = self._draft(meta, identity, captured, health.status), error
+
+        def images() -> Sequence[Image]:
+            if fault is not None or copied is None:
+                raise fault or AssertionError
+            return copied.images
+
         if health.status is Health.ABNORMAL:
             self._tell(events.Notice(text=f"iteration {meta.iteration} is saved as unhealthy: {health.reason}"))
-        return save_iteration(
-            self._draft(meta, identity, captured, health.status),
-            _common(meta, tracked, health.status),
-            shards,
+        saving = Saving(
+            draft,
+            common_of(meta, tracked, health.status),
+            images,
             root=self._settings.save_path,
             storage=self._storage,
             group=self._group,
             committer=self._committer,
             nonce=self._nonce,
             clock=self._clock,
+            start=self._start,
+        )
+        stall_s = self._clock.monotonic_s() - begun_s
+        return Flight(saving=saving, meta=meta, copied=copied, begun_s=begun_s, stall_s=stall_s)
+
+    def _shards(self, captured: Captured) -> list[Shard]:
+        own: dict[str, Tensor] = {} if self._settings.no_save_optim else capture_rng(self._group.rank)
+        return own_shards(
+            model=captured.model,
+            opt=captured.opt,
+            own=own,
+            rank=self._group.rank,
+            world_size=self._group.size,
+            prefix=self._prefix,
         )
 
     def _draft(self, meta: SaveMeta, identity: RootIdentity, captured: Captured, health: Health | None) -> Manifest:
-        return Manifest(
-            job_id=identity.job_id,
-            lineage=identity.lineage,
-            generation=meta.generation,
-            iteration=meta.iteration,
-            consumed_samples=meta.consumed_samples,
-            world_size=self._group.size,
-            global_batch_size=meta.global_batch_size,
-            seed=meta.seed,
-            order_version=meta.order_version,
-            run_digest=meta.run_digest,
-            settings=meta.settings,
-            data=meta.data,
+        return draft_of(
+            meta,
+            identity=identity,
             values=captured.values,
+            health=health,
+            world_size=self._group.size,
             has_optimizer=not self._settings.no_save_optim,
-            torch_version=str(torch.__version__),
             ancestors=self._ancestors[-max(_ANCESTORS, self._settings.save_max) :],
-            files={},
-            ckpt_status=health,
         )
 
-    def _after_commit(self, meta: SaveMeta, outcome: Outcome, seconds: float) -> None:
-        now_s = self._clock.monotonic_s()
+    def _after_commit(self, flight: Flight, outcome: Outcome, seconds: float) -> None:
+        now_s, meta = self._clock.monotonic_s(), flight.meta
         interval_s = None if self._saved_at_s is None else now_s - self._saved_at_s
         self._saved_at_s, self._committed = now_s, meta.iteration
         self._ancestors += (outcome.manifest_digest,)
@@ -260,60 +312,18 @@ class CheckpointManager:
                 bytes=outcome.total_bytes,
                 seconds=seconds,
                 interval_s=interval_s,
+                stall_s=seconds if self._start is at_once else flight.stall_s,
+                skipped=self._skipped,
             )
         )
-        if self._group.rank == 0:
-            self._retain(meta.iteration, outcome.manifest_digest)
-
-    def _retain(self, committed: int, manifest_digest: str) -> None:
-        assert self._identity is not None
-        try:
-            kept = retain(
-                self._settings.save_path,
-                committed=committed,
-                manifest_digest=manifest_digest,
-                lineage=self._identity.lineage,
-                save_max=self._settings.save_max,
-                keep_every_steps=self._settings.keep_every_steps,
-                storage=self._storage,
-                record=self._committer.record,
-                nonce=self._nonce,
-            )
-            if kept.fault:
-                self._emit(events.Notice(text=kept.reason))
-            _log.debug("deleted %s: %s", kept.deleted, kept.reason)
-        except (OSError, StoreError) as error:
-            self._emit(events.Notice(text=f"old iterations could not be deleted: {error}"))
-
-    def _set_aside_newer(self, iteration: int) -> None:
-        """What is newer than the restored state led nowhere. It must not be found by a later fallback."""
-        if self._group.rank != 0 or self._identity is None or not self._settings.enable_save:
-            return
-        root = self._settings.save_path
-        try:
-            found = newer_than(survey(root, storage=self._storage), iteration=iteration, lineage=self._identity.lineage)
-            for name in set_aside(root, found, storage=self._storage, nonce=self._nonce):
-                self._emit(events.Notice(text=f"set aside as {name}: newer than iteration {iteration}, not committed"))
-        except OSError as error:
-            self._emit(events.Notice(text=f"iterations newer than {iteration} could not be set aside: {error}"))
+        self._skipped = 0
+        if self._caretaker is not None:
+            self._caretaker.begin(meta.iteration, outcome.manifest_digest)
 
     def _tell(self, event: events.Event) -> None:
         """What all ranks know is told once."""
         if self._group.rank == 0:
             self._emit(event)
-
-
-def _common(meta: SaveMeta, tracked: Mapping[str, Any], health: Health | None) -> CommonInfo:
-    scales = (each.get_scale() for each in tracked.values() if callable(getattr(each, "get_scale", None)))
-    return CommonInfo(
-        epoch_num=meta.epoch_num,
-        step_num=meta.step_num,
-        global_step=meta.global_step,
-        loss_scale=meta.loss_scale if meta.loss_scale is not None else next(scales, None),
-        global_batch_size=meta.global_batch_size,
-        consumed_samples=meta.consumed_samples,
-        ckpt_status=health,
-    )
 
 
 def _check(settings: Settings, identity: RootIdentity | None) -> None:

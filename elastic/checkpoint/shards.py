@@ -97,7 +97,7 @@ def encode_shard(tensors: Mapping[str, Tensor]) -> tuple[bytes, list[TensorFacts
     stored: dict[str, Tensor] = {}
     storages: set[int] = set()
     for name, tensor in tensors.items():
-        plain = _storable(name, tensor)
+        plain = storable(name, tensor).to("cpu").contiguous()
         at = plain.untyped_storage().data_ptr()
         stored[name] = plain.clone() if at in storages else plain  # the format refuses shared memory
         storages.add(at)
@@ -144,7 +144,12 @@ def original_form(tensor: Tensor, note: Any) -> Tensor:
     return tensor
 
 
-def _storable(name: str, tensor: Tensor) -> Tensor:
+def storable(name: str, tensor: Tensor) -> Tensor:
+    """The tensor as the format can hold it, where it lies: no copy, and not always row by row.
+
+    Raises:
+        CheckpointError: it cannot be stored.
+    """
     if type(tensor).__module__.startswith("torch.distributed"):
         raise CheckpointError(
             f"{name} is a sharded tensor ({type(tensor).__name__}): only replicated state can be saved"
@@ -154,7 +159,7 @@ def _storable(name: str, tensor: Tensor) -> Tensor:
     plain = tensor.detach().resolve_conj().resolve_neg()
     if plain.dtype == torch.complex128:
         plain = torch.view_as_real(plain)
-    return plain.to("cpu").contiguous()
+    return plain
 
 
 def _is_stride(stride: Any) -> bool:

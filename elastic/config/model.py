@@ -33,6 +33,20 @@ class Numerics(enum.StrEnum):
     EXACT = "exact"
 
 
+class SaveMode(enum.StrEnum):
+    """Whether training waits until a save is durable."""
+
+    SYNC = "sync"
+    ASYNC = "async"
+
+
+class SaveOverlap(enum.StrEnum):
+    """What a save does that is due while the one before is still being written."""
+
+    WAIT = "wait"
+    SKIP = "skip"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rule:
     """What a setting means and what it may be."""
@@ -166,6 +180,22 @@ class CheckpointSettings:
     )
     save_interleaved_steps: int = field(
         default=1000, metadata=_about("steps from one save to the next", unit="steps", least=1)
+    )
+    save_mode: SaveMode = field(
+        default=SaveMode.ASYNC,
+        metadata=_about("async: training waits only for a copy in memory, which is written beside it"),
+    )
+    save_overlap: SaveOverlap = field(
+        default=SaveOverlap.WAIT, metadata=_about("what a save does while the one before is still being written")
+    )
+    memory_every_steps: int = field(
+        default=10,
+        metadata=_about(
+            "steps from one copy in the node's memory to the next, for restarts on it; 0: none", unit="steps", least=0
+        ),
+    )
+    memory_required: bool = field(
+        default=False, metadata=_about("without room for the copies in memory: end instead of going on without them")
     )
     no_save_optim: bool = field(default=False, metadata=_about("save weights only: no later start can go on in full"))
     save_max: int = field(default=5, metadata=_about("iterations kept on disk", least=1))

@@ -214,7 +214,7 @@ class StepCommitted(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointSaved(Event):
-    """An iteration was committed: it is what a restart restores."""
+    """An iteration was committed, or (tier "memory") copied; training waited `stall_s`. `skipped`: since the last."""
 
     kind = "checkpoint_saved"
     iteration: int
@@ -223,6 +223,8 @@ class CheckpointSaved(Event):
     seconds: float
     interval_s: float | None
     tier: str = "disk"
+    stall_s: float = 0.0
+    skipped: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

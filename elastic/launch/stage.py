@@ -15,6 +15,7 @@ import torch
 from torch.distributed.elastic.rendezvous.api import RendezvousParameters
 
 from elastic import __version__
+from elastic.checkpoint.room import anonymous_arena
 from elastic.checkpoint.storage import PosixStorage
 from elastic.checkpoint.survey import highest_generation
 from elastic.clock import Clock
@@ -36,7 +37,7 @@ from elastic.rendezvous.assemble import assemble
 from elastic.rendezvous.membership import Membership
 from elastic.rendezvous.model import FailureReport
 from elastic.rendezvous.model import World as Agreed
-from elastic.world import AGENT_SOCKET, EVENTS_PATH, JOB_ID, LEASE_PAGE, NODE
+from elastic.world import AGENT_SOCKET, ARENAS, EVENTS_PATH, JOB_ID, LEASE_PAGE, NODE
 
 logger = logging.getLogger(__name__)
 
@@ -147,6 +148,7 @@ class Stage:
                 EVENTS_PATH: str(self._events_path),
                 AGENT_PID: str(os.getpid()),
                 LEASE_PAGE: str(self._page.path),
+                ARENAS: ",".join(self._make_arenas(slots)),
                 **self._interface(),
             }
         )
@@ -222,6 +224,13 @@ class Stage:
             verdict = self.coordinator.commit(value)
             return Answer(granted=verdict.granted, reason=verdict.reason, stale=verdict.stale)
         return Answer(granted=False, reason=f"the agent does not know the request {what!r}; versions differ")
+
+    def _make_arenas(self, slots: int) -> list[str]:
+        """Memory for the workers' snapshots, two pieces each: it outlives them, and is gone with this process."""
+        made = [anonymous_arena("elastic-arena") for _ in range(2 * slots)]
+        for fd, _ in made:
+            self._stack.callback(os.close, fd)
+        return [path for _, path in made]
 
     def _start_exporter(self) -> str:
         wanted = self._settings.metrics

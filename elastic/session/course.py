@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from elastic.checkpoint.manager import SaveMeta
+from elastic.checkpoint.draft import SaveMeta
 from elastic.checkpoint.policy import Signs
 from elastic.checkpoint.reader import Restored
 from elastic.clock import Clock
@@ -100,7 +100,10 @@ class Course:
         """Whether all samples of the run are consumed."""
         return self.consumed_samples >= self._total_samples
 
-    def next_step(self, group: Collectives, replicas: tuple[Replica, ...], regroup_wanted: Callable[[], bool]) -> Step:
+    def next_step(
+        self, group: Collectives, replicas: tuple[Replica, ...], regroup_wanted: Callable[[], bool],
+        save_ready: Callable[[], bool] = lambda: True,
+    ) -> Step:  # fmt: skip
         """The step that starts where the last one ended."""
         start, stop = self._plan.span(self.consumed_samples)
         parts = StepParts(
@@ -113,6 +116,7 @@ class Course:
             rate_factor=self._batching.rate_factor,
             on_nan=self._settings.training.on_nan,
             spread=Spread(self._plan.spread(self.consumed_samples, world_size=self._world.size)),
+            save_ready=save_ready,
         )
         self._step_began_s = self._clock.monotonic_s()
         return Step(parts, iteration=self.iteration + 1, start=start, stop=stop)

@@ -44,6 +44,7 @@ from elastic.session.committer import choose_committer
 from elastic.session.course import Course
 from elastic.session.ending import end_worker
 from elastic.session.evaluation import Measure, evaluate
+from elastic.session.memory import open_memory
 from elastic.session.randomness import seed_everything
 from elastic.session.reporter import Reporter
 from elastic.session.source import DataSource
@@ -125,7 +126,9 @@ class Session:
             emit=self._report,
             clock=self._clock,
             generation=world.generation,
+            tier=open_memory(world, self.settings.checkpoint, emit=self._report),
         )
+        self._stack.callback(self._manager.close)
         seed_everything(self.settings.training.seed)
 
     def __exit__(
@@ -134,6 +137,8 @@ class Session:
         try:
             if error is None:
                 self._commit_last()
+            elif isinstance(error, Exception) and self.world.size == 1 and self._course is not None:
+                self._manager.settle()  # with no peers to wait for, what was begun is still brought to its end
         except BaseException as failed:
             self._end(failed)
             raise
@@ -247,11 +252,23 @@ class Session:
         )
         self._stack.callback(course.close)
         self._tell_restart(restored)
+        if restored.own:
+            self._take_up(course)
         yield from self._run(course)
 
+    def _take_up(self, course: Course) -> None:
+        """What a new generation begins with, so that the next fault finds no less than this one did."""
+        if self._manager.behind(course.iteration):
+            self._manager.save(self._tracked, course.save_meta())
+        else:
+            self._manager.snapshot(self._tracked, course.save_meta())
+
     def _run(self, course: Course) -> Iterator[Step]:
+        manager = self._manager
         while not course.finished:
-            step = course.next_step(self._group, tuple(self._replicas), self._link.regroup_wanted)
+            step = course.next_step(
+                self._group, tuple(self._replicas), self._link.regroup_wanted, lambda: manager.ready
+            )
             self._open_step = step
             yield step
             self._open_step = None
@@ -260,10 +277,14 @@ class Session:
             regroup = course.commit(step)
             if step.skipped:
                 self._after_skip(course, step)
-            if self._manager.due(course.iteration, counted=course.counted) or regroup or course.finished:
-                saved = self._manager.save(self._tracked, course.save_meta())
+            manager.advance(all_ready=step.totals is not None and step.totals.saves_ready)
+            last = regroup or course.finished
+            if last or manager.due(course.iteration, counted=course.counted):
+                saved = manager.save(self._tracked, course.save_meta(), wait=last)
                 if course.finished and self.settings.checkpoint.enable_save and not saved.saved:
                     raise CheckpointError(f"the last step of the run could not be saved: {saved.reason}")
+            elif manager.snapshot_due(course.iteration):
+                manager.snapshot(self._tracked, course.save_meta())
             if regroup and not course.finished:
                 raise Regroup(f"the membership changes at step {course.iteration}")
         self._report(RunFinished(iteration=course.iteration, consumed_samples=course.consumed_samples))
@@ -275,6 +296,7 @@ class Session:
             self._report(Notice(text=text))
         if not rolls_back:
             return
+        self._manager.settle()
         restored = self._manager.restore(self._tracked)
         if not restored.own:
             raise LossNotFinite(f"{step.skipped}, and nothing was saved yet that one could roll back to")

@@ -40,11 +40,13 @@ class Totals:
     digest: int
     regroup: bool
     """Whether some rank's agent asked for a regroup at this boundary."""
+    saves_ready: bool
+    """Whether every rank had done its part of the save under way."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepParts:
-    """What a step works with. `regroup_wanted` is this rank's own wish."""
+    """What a step works with. `regroup_wanted` and `save_ready` are this rank's own word."""
 
     group: Collectives
     replicas: tuple[Replica, ...]
@@ -56,6 +58,7 @@ class StepParts:
     """Which slots each rank computes."""
     rate_factor: float = 1.0
     on_nan: OnNan = OnNan.STOP
+    save_ready: Callable[[], bool] = lambda: True
 
 
 class _Skip(Exception):
@@ -196,16 +199,28 @@ class Step:
         Losses and weights travel slot by slot and are added in slot order: the same bits at any world size.
         """
         count = self._parts.spread.leaves
-        mine = torch.zeros(2 * count + 3, dtype=torch.float64)
+        flags = [len(self.used), step_digest(self.used), self._regroup, self._parts.save_ready()]
+        mine = torch.zeros(2 * count + len(flags), dtype=torch.float64)
         for slot, part in self._losses.items():
             mine[slot], mine[count + slot] = part, self._weights[slot]
-        mine[2 * count :] = torch.tensor([len(self.used), step_digest(self.used), self._regroup], dtype=torch.float64)
+        mine[2 * count :] = torch.tensor(flags, dtype=torch.float64)
         self._parts.group.sum_(mine)
         every = mine.tolist()
-        losses, weights, (samples, digests, regroups) = every[:count], every[count : 2 * count], every[2 * count :]
+        losses, weights, (samples, digests, regroups, ready) = (
+            every[:count],
+            every[count : 2 * count],
+            every[2 * count :],
+        )
         weight = math.fsum(weights)
         loss = sum(losses) / weight if weight else 0.0
-        return Totals(loss=loss, samples=int(samples), digest=int(digests) % 2**32, regroup=regroups > 0), weight
+        totals = Totals(
+            loss=loss,
+            samples=int(samples),
+            digest=int(digests) % 2**32,
+            regroup=regroups > 0,
+            saves_ready=int(ready) == self._parts.group.size,
+        )
+        return totals, weight
 
 
 def sum_and_weight(loss: torch.Tensor | tuple[torch.Tensor, torch.Tensor | float]) -> tuple[torch.Tensor, float]:

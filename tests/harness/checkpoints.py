@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from elastic.checkpoint.draft import SaveMeta
 from elastic.checkpoint.layout import CommitRecord
-from elastic.checkpoint.manager import CheckpointManager, SaveMeta
+from elastic.checkpoint.manager import CheckpointManager
 from elastic.checkpoint.root import claim
 from elastic.checkpoint.seams import AloneGroup, CommitVerdict
 from elastic.checkpoint.storage import PosixStorage
@@ -26,6 +27,10 @@ class CheckpointSettings:
     save_path: str
     enable_save: bool = True
     save_interleaved_steps: int = 10
+    save_mode: str = "sync"
+    save_overlap: str = "wait"
+    memory_every_steps: int = 0
+    memory_required: bool = False
     no_save_optim: bool = False
     save_max: int = 5
     load_path: str = ""

@@ -215,7 +215,7 @@ class TestMisuse:
 
 def test_a_run_whose_last_step_cannot_be_saved_is_not_finished(make, tmp_path, monkeypatch, caplog):
     full = Outcome(committed=False, stale=False, reason="no space", manifest_digest="", total_bytes=0)
-    monkeypatch.setattr("elastic.checkpoint.manager.save_iteration", lambda *args, **kwargs: full)
+    monkeypatch.setattr("elastic.checkpoint.commit.Saving.advance", lambda self: full)
     with pytest.raises(SystemExit) as ended:
         loop(make(save_interleaved_steps=4))
     assert ended.value.code == 70

@@ -1,0 +1,190 @@
+"""An arena: one state in shared memory, in a form that is valid whole or not at all, whenever its writer is killed.
+
+    page 0      magic, sequence, where the images begin, length and checksum of the note; behind them the VALID word
+    page 1 ...  the note: which images there are, then the manifest of the state
+    images      shard files (see image.py), each beginning at a page
+
+The VALID word is the checksum of what stands before it. It is cleared before anything else is touched and written
+after everything else was; so a death at any instruction in between leaves an arena that says that it holds nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import struct
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from elastic.checkpoint.image import PAGE_BYTES, Image, ImagePlan, facts, plan_image, read_views, views
+from elastic.checkpoint.layout import load_json
+from elastic.checkpoint.manifest import Manifest
+from elastic.checkpoint.shards import Shard, storable
+from elastic.errors import CheckpointDamaged
+from elastic.failpoint import failpoint
+
+_MAGIC = b"ELASTIC1"
+_HEAD = struct.Struct("<8sQQQQ")
+_VALID = struct.Struct("<Q")
+_NOTE_STEP_BYTES = 1 << 16
+"""The note's room is a multiple of it, so that images stay where they are when the note grows by a digit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """A state in an arena. `images` are its bytes as they lie there: gone when the arena is written again."""
+
+    manifest: Manifest
+    sequence: int
+    rank: int
+    whole: bool
+    """Whether it is everything that a rank needs, and not only what this one writes."""
+    images: Mapping[str, memoryview]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its images."""
+        return sum(len(each) for each in self.images.values())
+
+
+class Arena:
+    """One of the two arenas of a worker. `path` names memory that its owner keeps, or a file."""
+
+    def __init__(self, path: str) -> None:
+        """Open it. Raises OSError."""
+        self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        self._map: mmap.mmap | None = None
+
+    def close(self) -> None:
+        """Let go of it; tensors and images that still point into it keep their part of the memory."""
+        os.close(self._fd)
+        self._map = None
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes up now."""
+        return os.fstat(self._fd).st_size
+
+    def read(self) -> Held | None:
+        """What it holds; None where it holds nothing whole."""
+        size_bytes = self.size_bytes
+        if size_bytes < PAGE_BYTES:
+            return None
+        data = memoryview(self._mapped(size_bytes))
+        head = bytes(data[: _HEAD.size])
+        (valid,) = _VALID.unpack_from(data, _HEAD.size)
+        magic, sequence, images_at, note_bytes, note_crc = _HEAD.unpack(head)
+        if magic != _MAGIC or valid != _word(head) or PAGE_BYTES + note_bytes > size_bytes:
+            return None
+        note = bytes(data[PAGE_BYTES : PAGE_BYTES + note_bytes])
+        return _held(note, data[images_at:], sequence) if zlib.crc32(note) == note_crc else None
+
+    def needs_bytes(self, shards: Sequence[Shard]) -> int:
+        """How many bytes more than now it takes to hold these."""
+        images = sum(_pages(plan_image(shard).size_bytes) for shard in shards)
+        return max(0, PAGE_BYTES + 2 * _NOTE_STEP_BYTES + images - self.size_bytes)
+
+    def write(
+        self, manifest: Manifest, shards: Sequence[Shard], *, sequence: int, rank: int, whole: bool,
+        grow: Callable[[int], None] = lambda more_bytes: None,
+    ) -> list[Image]:  # fmt: skip
+        """Copy a state into it. What is returned are its images, to be written to disk from where they lie.
+
+        `grow` is told how many bytes more this takes, and raises where they are not there: nothing was changed then.
+
+        Raises:
+            CheckpointError: a tensor that the format cannot hold; nothing was changed then, too.
+        """
+        plans = [plan_image(shard) for shard in shards]
+        places = _places(plans)
+        note = _note(manifest, plans, places, rank=rank, whole=whole)
+        images_at = PAGE_BYTES + -(-len(note) // _NOTE_STEP_BYTES) * _NOTE_STEP_BYTES
+        wanted_bytes = images_at + places[-1]
+        if (more_bytes := wanted_bytes - self.size_bytes) > 0:
+            grow(more_bytes)
+            os.ftruncate(self._fd, wanted_bytes)
+        data = memoryview(self._mapped(self.size_bytes))
+        self._clear()
+        failpoint("memory.1")
+        images = []
+        for plan, shard, at in zip(plans, shards, places, strict=False):
+            image = data[images_at + at : images_at + at + plan.size_bytes]
+            _copy(image, plan, shard)
+            images.append(Image(name=plan.name, data=image, tensors=facts(plan)))
+        failpoint("memory.2")
+        data[PAGE_BYTES : PAGE_BYTES + len(note)] = note
+        head = _HEAD.pack(_MAGIC, sequence, images_at, len(note), zlib.crc32(note))
+        data[: _HEAD.size] = head
+        failpoint("memory.3")
+        _VALID.pack_into(data, _HEAD.size, _word(head))
+        return images
+
+    def _clear(self) -> None:
+        if self._map is not None:
+            _VALID.pack_into(self._map, _HEAD.size, 0)
+
+    def _mapped(self, size_bytes: int) -> mmap.mmap:
+        if self._map is None or len(self._map) != size_bytes:
+            # With all its pages at once: a fault for each would cost as much as the copy.
+            self._map = mmap.mmap(self._fd, size_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        return self._map
+
+
+def tensors_of(name: str, image: memoryview) -> dict[str, Tensor]:
+    """The tensors of an image in an arena, as views of it.
+
+    Raises:
+        CheckpointDamaged: it is none.
+    """
+    try:
+        return read_views(image, file_name=name)
+    except ValueError as error:
+        raise CheckpointDamaged(f"in memory: {error}") from error
+
+
+def _copy(image: memoryview, plan: ImagePlan, shard: Shard) -> None:
+    image[: len(plan.header)] = plan.header
+    for name, target in views(image, plan.tensors).items():
+        target.copy_(storable(name, shard.tensors[name]))
+
+
+def _places(plans: Sequence[ImagePlan]) -> list[int]:
+    """Where each image begins, counted from the first; as the last, where they end."""
+    at = [0]
+    for plan in plans:
+        at.append(at[-1] + _pages(plan.size_bytes))
+    return at
+
+
+def _pages(size_bytes: int) -> int:
+    return -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
+
+
+def _note(manifest: Manifest, plans: Sequence[ImagePlan], places: Sequence[int], *, rank: int, whole: bool) -> bytes:
+    images = [[plan.name, at, plan.size_bytes] for plan, at in zip(plans, places, strict=False)]
+    about = json.dumps({"images": images, "rank": rank, "whole": whole}).encode()
+    return about + b"\n" + manifest.to_bytes()
+
+
+def _held(note: bytes, images: memoryview, sequence: int) -> Held | None:
+    about, _, manifest = note.partition(b"\n")
+    try:
+        plain = load_json(about, what="an arena's note")
+        return Held(
+            manifest=Manifest.from_bytes(manifest),
+            sequence=sequence,
+            rank=plain["rank"],
+            whole=plain["whole"],
+            images={name: images[at : at + size_bytes] for name, at, size_bytes in plain["images"]},
+        )
+    except (ValueError, KeyError, TypeError):
+        return None  # of another version of ours: it holds nothing that can be used
+
+
+def _word(head: bytes) -> int:
+    """Never 0, which says that nothing is valid."""
+    return zlib.crc32(head) | 1 << 32

@@ -1,0 +1,138 @@
+"""The memory tier of a worker: two arenas, written in turn, so that one is valid whenever this process is killed.
+
+The agent keeps the memory (`Arenas` in elastic/launch) and lends it by path; it outlives workers, and is gone with the
+agent and its last worker, whatever ends them. A worker without such an agent keeps its own, for the save under way.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from elastic.checkpoint.arena import Arena, Held
+from elastic.checkpoint.image import Image
+from elastic.checkpoint.manifest import Manifest
+from elastic.checkpoint.room import Room, anonymous_arena, judge_room, look_for_room
+from elastic.checkpoint.shards import Shard
+from elastic.errors import CheckpointError
+
+
+class NoRoom(CheckpointError):
+    """The memory tier does not fit into the memory that there is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taken:
+    """A snapshot. `arena`: to be given back when nobody reads its images any more."""
+
+    arena: int
+    images: list[Image]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its images."""
+        return sum(len(image.data) for image in self.images)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """Where the arenas of this node lie: `own`, this worker's two, and `others`, those of its neighbours."""
+
+    own: tuple[str, str]
+    others: tuple[str, ...] = ()
+    whole: bool = True
+    """Whether this worker keeps all of the state: one on each node is enough."""
+    workers: int = 1
+    """How many of the node share its memory."""
+
+
+class MemoryTier:
+    """Not for several threads. Raises OSError at its making, where the arenas cannot be opened."""
+
+    def __init__(self, places: Places | None = None, *, room: Callable[[], Room] = look_for_room) -> None:
+        """Without `places` the memory is this process's own, and ends with it."""
+        self._kept: tuple[int, ...] = ()
+        if places is None:
+            made = [anonymous_arena("elastic-snapshot") for _ in range(2)]
+            self._kept = tuple(fd for fd, _ in made)
+            places = Places(own=(made[0][1], made[1][1]), whole=False)
+        self.whole = places.whole
+        self._places = places
+        self._room = room
+        self._arenas = [Arena(path) for path in places.own]
+        self._written: list[int | None] = [held.sequence if held else None for held in map(Arena.read, self._arenas)]
+        self._busy: set[int] = set()
+
+    def close(self) -> None:
+        """Let go of the arenas."""
+        for arena in self._arenas:
+            arena.close()
+        for fd in self._kept:
+            os.close(fd)
+
+    def check_room(self, state_bytes: int) -> None:
+        """See before training begins whether two snapshots of a state of this size fit.
+
+        Raises:
+            NoRoom: they do not; the message says what to change.
+        """
+        there = sum(arena.size_bytes for arena in self._arenas)
+        self._grow(2 * state_bytes - there)
+
+    def held(self) -> list[Held]:
+        """What lies in the arenas of this node, newest first; this worker's own before its neighbours'."""
+        own = [held for held in map(Arena.read, self._arenas) if held is not None]
+        return [*sorted(own, key=_newest), *sorted(self._neighbours(), key=_newest)]
+
+    @property
+    def free(self) -> int | None:
+        """The arena that the next snapshot goes to, the older one; None while that is still being written to disk."""
+        older = min(range(len(self._arenas)), key=lambda at: self._written[at] or 0)
+        return None if older in self._busy else older
+
+    def take(self, manifest: Manifest, shards: Sequence[Shard], *, rank: int, whole: bool, keep: bool) -> Taken | None:
+        """Copy a state; None where the free arena is busy. `keep`: it is not written again before `give_back`.
+
+        `whole`: whether it is everything that a rank needs.
+
+        Raises:
+            NoRoom: it has grown beyond the memory that there is.
+            CheckpointError: it cannot be stored.
+        """
+        at = self.free
+        if at is None:
+            return None
+        sequence = 1 + max((each for each in self._written if each is not None), default=0)
+        self._written[at] = None
+        images = self._arenas[at].write(manifest, shards, sequence=sequence, rank=rank, whole=whole, grow=self._grow)
+        self._written[at] = sequence
+        if keep:
+            self._busy.add(at)
+        return Taken(arena=at, images=images)
+
+    def give_back(self, taken: Taken) -> None:
+        """Its images are on disk, or will never be."""
+        self._busy.discard(taken.arena)
+
+    def _grow(self, more_bytes: int) -> None:
+        verdict = judge_room(max(0, more_bytes) * self._places.workers, self._room())
+        if not verdict.enough:
+            raise NoRoom(f"no room for the memory tier: {verdict.reason}")
+
+    def _neighbours(self) -> list[Held]:
+        found = []
+        for path in self._places.others:
+            try:
+                arena = Arena(path)
+            except OSError:
+                continue  # then there is nothing to be had from it
+            held = arena.read()
+            arena.close()
+            if held is not None:
+                found.append(held)
+        return found
+
+
+def _newest(held: Held) -> tuple[int, int]:
+    return (-held.manifest.generation, -held.manifest.iteration)

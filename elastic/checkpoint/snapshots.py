@@ -1,0 +1,158 @@
+"""Copies of the state at a step boundary: into the memory tier where there is one, else into memory of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from elastic import events
+from elastic.checkpoint.image import Image, heap_image
+from elastic.checkpoint.layout import ShardKind, shard_name
+from elastic.checkpoint.manifest import Manifest
+from elastic.checkpoint.memory import MemoryTier, NoRoom, Taken
+from elastic.checkpoint.shards import Shard, size_bytes
+from elastic.checkpoint.state import Captured
+from elastic.clock import Clock
+from elastic.errors import UsageError
+
+_MOMENTS = 2
+"""Tensors that an optimizer is taken to keep for each parameter before its first step: AdamW's number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copied:
+    """A state that training can go on from. `taken`: where it lies in the memory tier, to be given back."""
+
+    images: Sequence[Image]
+    taken: Taken | None = None
+
+
+class Snapshots:
+    """The memory tier of one worker, if it has one, and how it is used. It never stops training."""
+
+    def __init__(
+        self, tier: MemoryTier | None, *, rank: int, every_steps: int, required: bool, emit: events.Emit, clock: Clock
+    ) -> None:
+        """`every_steps`: 0 takes none but those to be saved. `required`: no room is an error, not a notice."""
+        self._tier = tier
+        self._rank = rank
+        self._every_steps = every_steps
+        self._required = required
+        self._emit = emit
+        self._clock = clock
+        self._skipped = 0
+        self._last_s: float | None = None
+
+    @property
+    def tier(self) -> MemoryTier | None:
+        """The arenas; None where there are none, or not any more."""
+        return self._tier
+
+    @property
+    def kept(self) -> bool:
+        """Whether states are kept for a restart."""
+        return self._tier is not None and self._tier.whole and self._every_steps > 0
+
+    def due(self, iteration: int) -> bool:
+        """Whether the step just taken is to be followed by a snapshot."""
+        return self.kept and iteration % self._every_steps == 0
+
+    def check(self, captured: Captured) -> None:
+        """See before training begins whether there is room.
+
+        Raises:
+            UsageError: there is none, and the configuration says that there must be.
+        """
+        if self._tier is None:
+            return
+        model = sum(map(size_bytes, captured.model.values()))
+        opt = sum(map(size_bytes, captured.opt.values()))
+        self._guarded(lambda tier: tier.check_room(model + max(opt, _MOMENTS * model if captured.opt else 0)))
+
+    def copy(self, draft: Manifest, shards: Sequence[Shard], captured: Captured) -> Copied:
+        """Copy what this rank is to write; and with it, where states are kept for a restart, everything else.
+
+        Raises:
+            CheckpointError: it cannot be stored.
+        """
+        taken = self._take(draft, shards, captured, keep=True)
+        if taken is None:
+            return Copied(images=[heap_image(shard) for shard in shards])
+        names = {shard.name for shard in shards}
+        return Copied(images=[image for image in taken.images if image.name in names], taken=taken)
+
+    def keep(self, draft: Manifest, shards: Sequence[Shard], captured: Captured) -> bool:
+        """Copy everything, for a restart; False where the arena is still being written to disk."""
+        return self._take(draft, shards, captured, keep=False) is not None
+
+    def give_back(self, copied: Copied) -> None:
+        """It is on disk, or will never be."""
+        if self._tier is not None and copied.taken is not None:
+            self._tier.give_back(copied.taken)
+
+    def close(self) -> None:
+        """Let go of the arenas."""
+        if self._tier is not None:
+            self._tier.close()
+        self._tier = None
+
+    def _take(self, draft: Manifest, shards: Sequence[Shard], captured: Captured, *, keep: bool) -> Taken | None:
+        begun_s = self._clock.monotonic_s()
+        rest = _rest(captured, shards) if self.kept else []
+
+        def take(tier: MemoryTier) -> Taken | None:
+            return tier.take(draft, [*shards, *rest], rank=self._rank, whole=self.kept, keep=keep)
+
+        taken = self._guarded(take)
+        if taken is None:
+            self._skipped += self._tier is not None
+        elif self.kept:
+            self._tell(draft, taken, begun_s)
+        return taken
+
+    def _tell(self, draft: Manifest, taken: Taken, begun_s: float) -> None:
+        now_s = self._clock.monotonic_s()
+        interval_s = None if self._last_s is None else now_s - self._last_s
+        if self._rank == 0:
+            self._emit(
+                events.CheckpointSaved(
+                    iteration=draft.iteration,
+                    consumed_samples=draft.consumed_samples,
+                    bytes=taken.size_bytes,
+                    seconds=now_s - begun_s,
+                    interval_s=interval_s,
+                    tier="memory",
+                    stall_s=now_s - begun_s,
+                    skipped=self._skipped,
+                )
+            )
+        self._last_s, self._skipped = now_s, 0
+
+    def _guarded(self, work: Callable[[MemoryTier], Taken | None]) -> Taken | None:
+        """Do it if there is a tier; where it finds no room the tier is given up, or training is not begun."""
+        if self._tier is None:
+            return None
+        try:
+            return work(self._tier)
+        except NoRoom as error:
+            if self._required:
+                raise UsageError(f"{error}; or let training go on without it: checkpoint.memory_required: false") from (
+                    error
+                )
+            self._emit(events.Notice(text=f"{error}. Training goes on without it"))
+            self.close()
+            return None
+
+
+def _rest(captured: Captured, shards: Sequence[Shard]) -> list[Shard]:
+    """What these shards leave out of a state, as shards that are never written to disk."""
+    parts: dict[ShardKind, Mapping[str, Tensor]] = {ShardKind.MODEL: captured.model, ShardKind.OPT: captured.opt}
+    rest = []
+    for kind, tensors in parts.items():
+        there = {name for shard in shards if shard.kind is kind for name in shard.tensors}
+        left = {name: tensor for name, tensor in tensors.items() if name not in there}
+        if left:
+            rest.append(Shard(name=shard_name(kind, index=0, total=1, prefix="rest"), kind=kind, tensors=left))
+    return rest

@@ -1,0 +1,33 @@
+"""The memory tier of this worker: the arenas that its agent lends it, or its own for the save under way."""
+
+from __future__ import annotations
+
+from elastic.checkpoint.memory import MemoryTier, Places
+from elastic.config.model import CheckpointSettings, SaveMode
+from elastic.events import Emit, Notice
+from elastic.world import World
+
+
+def open_memory(world: World, settings: CheckpointSettings, *, emit: Emit) -> MemoryTier | None:
+    """The tier; None where nothing is to be copied, or where the agent's memory cannot be reached."""
+    lent = _lent(world) if settings.memory_every_steps or settings.save_mode is SaveMode.ASYNC else None
+    if not settings.enable_save or (lent is None and settings.save_mode is SaveMode.SYNC):
+        return None
+    try:
+        return MemoryTier(lent)
+    except OSError as error:
+        # In a container of its own, say, where the agent's memory has no name.
+        emit(Notice(text=f"no memory tier: what the agent keeps for it cannot be opened ({error})"))
+        return None
+
+
+def _lent(world: World) -> Places | None:
+    at = 2 * world.local_rank
+    if len(world.arenas) < at + 2:
+        return None
+    return Places(
+        own=(world.arenas[at], world.arenas[at + 1]),
+        others=(*world.arenas[:at], *world.arenas[at + 2 :]),
+        whole=world.local_rank == 0,
+        workers=world.local_size,
+    )
