@@ -10,7 +10,7 @@ from collections.abc import Callable
 from elastic.errors import StoreError
 from elastic.rendezvous.apart import Part, moved, part_from_json, part_of
 from elastic.rendezvous.keys import Keys
-from elastic.rendezvous.kv import KeyValueStore, Update, Watch
+from elastic.rendezvous.kv import Entry, KeyValueStore, Update, Watch
 from elastic.rendezvous.model import Phase, World, world_from_json
 
 _log = logging.getLogger(__name__)
@@ -68,9 +68,14 @@ class WorldWatch:
     def read(self) -> World | None:
         """Ask for the world now; `start` goes on from there. Raises StoreError."""
         snapshot = self._store.range(self._key)
-        self._since = snapshot.revision
-        entries = tuple(entry for entry in snapshot.entries if entry.key == self._key)
-        self._on_update(Update(entries=entries, revision=snapshot.revision, reset=True))
+        found = next((entry for entry in snapshot.entries if entry.key == self._key), None)
+        return self.take(found, revision=snapshot.revision)
+
+    def take(self, found: Entry | None, *, revision: int) -> World | None:
+        """The world as it was read at a revision; `start` goes on from there. Raises StoreError."""
+        self._since = revision
+        entries = () if found is None else (found,)
+        self._on_update(Update(entries=entries, revision=revision, reset=True))
         self.check()
         return self._world
 
