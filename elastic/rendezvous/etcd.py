@@ -23,7 +23,7 @@ class EtcdStore:
     ) -> None:
         self._link = link or EtcdLink(options, clock=clock)
         self._rpc = self._link.rpc
-        self._stream = WatchStream(self._link)
+        self._stream = WatchStream(self._link, clock=clock)
         self._leases = LeaseStream(self._link)
 
     def grant(self, ttl_s: int) -> int:

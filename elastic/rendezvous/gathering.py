@@ -30,7 +30,9 @@ def gather(view: LeaderView, *, seats: Roster, now_s: float, without: str = "") 
     """Sort those that ask, all but the agent `without`."""
     back = [view.members[seat.agent] for seat in seats.back if seat.agent != without]
     awake, resting, rested_s = rested(view, members=seats.newcomers, now_s=now_s)
-    asking = [*back, *awake]
+    asking = (*back, *awake)
+    if not any(member.unreachable for member in asking):
+        return Gathering(joiners=asking, resting=resting, rested_s=rested_s)
     generation = view.world.generation if view.world else 0
     survivors = _agents(seats.back)
     words = [m if m.agent not in survivors else _current(m, generation=generation) for m in asking]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import threading
 from collections.abc import Callable
 
@@ -12,8 +11,6 @@ from elastic.rendezvous.apart import Part, moved, part_from_json, part_of
 from elastic.rendezvous.keys import Keys
 from elastic.rendezvous.kv import Entry, KeyValueStore, Update, Watch
 from elastic.rendezvous.model import Phase, World, world_from_json
-
-_log = logging.getLogger(__name__)
 
 
 class WorldWatch:
@@ -82,7 +79,7 @@ class WorldWatch:
     def start(self) -> None:
         """Begin to watch."""
         self._watch = self._store.watch(
-            self._key, since=self._since, on_update=self._on_update, on_break=self._on_break
+            self._key, since=self._since, on_update=self._on_update, on_break=lambda _reason: None
         )
 
     def stop(self) -> None:
@@ -111,9 +108,6 @@ class WorldWatch:
             self.known = True
             self._changed.notify_all()
         self._on_change()
-
-    def _on_break(self, reason: str) -> None:
-        _log.info("the watch of the world broke (%s); it mends itself", reason)
 
     def _seated(self, world: World) -> World:
         """The world with this agent's seat, where that can be told from the seat it had."""
