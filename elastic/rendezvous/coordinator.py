@@ -14,6 +14,7 @@ from elastic.clock import SYSTEM_CLOCK, Clock
 from elastic.errors import Fenced, Preempted, StoreUnavailable
 from elastic.events import Emit
 from elastic.lease import LeasePage
+from elastic.rendezvous.arrival import arrive
 from elastic.rendezvous.commits import Commits
 from elastic.rendezvous.election import Election
 from elastic.rendezvous.ending import ending_of, missed_generation, unheard_end
@@ -55,7 +56,6 @@ from elastic.rendezvous.world_watch import WorldWatch
 __all__ = ["AgentIdentity", "CommitVerdict", "Coordinator", "JobClosed", "Membership", "Regroup"]
 
 _POLL_S = 0.1
-_RETRY_S = 0.3
 # etcd refuses requests above 1.5 MB; a traceback's end is what tells.
 _LONGEST_TEXT = 20_000
 
@@ -127,7 +127,9 @@ class Coordinator:
         return self._registration.valid_until_s
 
     def start(self, *, slots: int | None = None, exporter: str | None = None) -> None:
-        """Register this agent: it is alive, and asks for nothing yet. What is given replaces the identity's.
+        """Register this agent: it is alive, and asks for a generation. What is given replaces the identity's.
+
+        One with a name of its own asks only once it has that.
 
         Raises:
             StoreUnavailable: no endpoint answered within connect_timeout_s.
@@ -141,6 +143,8 @@ class Coordinator:
                 exporter=self.identity.exporter if exporter is None else exporter,
                 probe_port=self._probes.port,
             )
+            if not self.identity.named:
+                self._registration.note(state=MemberState.JOINING, store_port=self._hosting.offer())
             self._connect()
             self._watch.start()
             self._election.start()
@@ -256,19 +260,11 @@ class Coordinator:
         return self._closed() or unheard_end(timeout_s)
 
     def _connect(self) -> None:
-        deadline_s = self._clock.monotonic_s() + self.options.connect_timeout_s
-        while True:
-            try:
-                world = self._watch.read()
-                if world is not None and world.phase is Phase.CLOSED:
-                    self._seen_closed = world.generation
-                    self._registration.note(seen_closed=world.generation)
-                self._registration.start()
-                return
-            except StoreUnavailable:
-                if self._clock.monotonic_s() >= deadline_s:
-                    raise
-                self._clock.sleep(_RETRY_S)
+        limit_s = self.options.connect_timeout_s
+        world = arrive(self._registration, watch=self._watch, keys=self._keys, clock=self._clock, limit_s=limit_s)
+        if world is not None and world.phase is Phase.CLOSED:
+            self._seen_closed = world.generation
+            self._registration.note(seen_closed=world.generation)
 
     def _await_seat(self, *, limit_s: float, interrupted: Callable[[], bool], at_once: bool) -> World:
         now_s = self._clock.monotonic_s()

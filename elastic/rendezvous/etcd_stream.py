@@ -7,14 +7,18 @@ gives up one of its watches, all of them begin again, each after the last revisi
 from __future__ import annotations
 
 import contextlib
+import logging
 import queue
 import threading
 from collections import deque
 from typing import Any, Protocol
 
+from elastic.clock import Clock
 from elastic.errors import StoreError
 from elastic.rendezvous.etcd_link import EtcdLink, drain
+from elastic.rendezvous.outage import Outage
 
+_log = logging.getLogger(__name__)
 _RETRY_S = 0.2
 _CANCEL_S = 1.0
 
@@ -47,8 +51,9 @@ class Watching(Protocol):
 class WatchStream:
     """Carries watches until they are removed; its thread lives while there are any. Thread-safe."""
 
-    def __init__(self, link: EtcdLink) -> None:
+    def __init__(self, link: EtcdLink, *, clock: Clock) -> None:
         self._link = link
+        self._outage = Outage("the stream of watches", log=_log, clock=clock)
         self._lock = threading.Lock()
         self._watches: dict[Watching, int | None] = {}
         self._by_id: dict[int, Watching] = {}
@@ -119,6 +124,8 @@ class WatchStream:
                 reason = str(error)
             with self._lock:
                 watches = list(self._watches)
+            if watches:
+                self._outage.broke(reason)
             for watch in watches:
                 watch.broke(reason)
             self._pause.wait(_RETRY_S)
@@ -168,7 +175,10 @@ class WatchStream:
                 watch = found
             else:
                 return None
-        return watch.receive(response)
+        reason = watch.receive(response)
+        if reason is None:
+            self._outage.mended()
+        return reason
 
     def _create(self, watch: Watching) -> None:
         assert self._requests is not None

@@ -37,7 +37,9 @@ def gather(view: LeaderView, *, seats: Roster, now_s: float, without: str = "") 
     awake, resting, rested_s = rested(view, members=seats.newcomers, now_s=now_s)
     if len(back) + len(awake) < view.limits.min_nodes:
         awake, resting, rested_s = rested(view, members=seats.newcomers, now_s=now_s, needed=True)
-    asking = [*back, *awake]
+    asking = (*back, *awake)
+    if not any(member.unreachable for member in asking):
+        return Gathering(joiners=asking, resting=resting, rested_s=rested_s)
     generation = view.world.generation if view.world else 0
     survivors = _agents(seats.back)
     words = [m if m.agent not in survivors else _current(m, generation=generation) for m in asking]

@@ -32,6 +32,8 @@ _EVICTED_S = 0.05
 # Of more than a few that are not back, each is asked only when there was time for them to come.
 _FEW, _COMING_S, _EACH_MORE_S = 32, 0.3, 0.002
 _QUICK_S, _LONGEST_GATHER_S = 0.001, 0.1
+# At most a tenth of the time is spent on looking.
+_GATHER = 9
 
 
 class Leader:
@@ -149,7 +151,7 @@ class Leader:
     def _gather(self, took_s: float) -> None:
         """Among very many a look takes long: what arrives meanwhile, and a little longer, is looked at together."""
         if took_s > _QUICK_S:
-            self._calm.wait(min(_LONGEST_GATHER_S, 4 * took_s))
+            self._calm.wait(min(_LONGEST_GATHER_S, _GATHER * took_s))
 
     def _are_coming(self, agents: Sequence[str], *, view: LeaderView, now_s: float) -> bool:
         """Whether so many are not back yet that it is too early to ask each of them."""
