@@ -12,7 +12,7 @@ from elastic.local.cluster import Cluster
 from tests.harness.netns import Net, etcd_in, require_netns
 from tests.harness.survival import cluster, exact_account
 
-pytestmark = [pytest.mark.integration, pytest.mark.exhaustive]
+pytestmark = pytest.mark.integration
 
 STEPS = 100_000
 
@@ -68,6 +68,7 @@ def test_half_cut_with_etcd_in_reach_of_all(tmp_path: Path, net: Net, endpoint: 
         assert len(formed_since(run, before)) <= 3, "who cannot reach the others does not disturb them"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("two_ways", [False, True])
 def test_a_cut_between_two_of_three(tmp_path: Path, net: Net, endpoint: str, two_ways: bool) -> None:
     with cluster(tmp_path, endpoint, steps=STEPS) as run:
@@ -81,6 +82,7 @@ def test_a_cut_between_two_of_three(tmp_path: Path, net: Net, endpoint: str, two
         assert_one_side_goes_on(run, since=before, sides=[{"a", "b"}, {"b", "c"}], size=2)
 
 
+@pytest.mark.exhaustive
 def test_a_node_cut_off_from_all_stops_its_workers_and_comes_back(tmp_path: Path, net: Net, endpoint: str) -> None:
     with cluster(tmp_path, endpoint, steps=STEPS, ELASTIC__RENDEZVOUS__TTL_S="3") as run:
         start(run, net, "abc")
@@ -96,6 +98,7 @@ def test_a_node_cut_off_from_all_stops_its_workers_and_comes_back(tmp_path: Path
         run.wait_step(1, world_size=3, limit_s=120, since=after)
 
 
+@pytest.mark.exhaustive
 def test_a_cut_that_leaves_too_few_holds_the_job_until_it_heals(tmp_path: Path, net: Net, endpoint: str) -> None:
     with cluster(tmp_path, endpoint, steps=STEPS, nnodes="3:3") as run:
         start(run, net, "abc")
@@ -114,6 +117,7 @@ def test_a_cut_that_leaves_too_few_holds_the_job_until_it_heals(tmp_path: Path, 
         assert step.generation > waits.generation
 
 
+@pytest.mark.exhaustive
 def test_a_node_cut_off_from_etcd_only_trains_on(tmp_path: Path, net: Net, endpoint: str) -> None:
     with cluster(tmp_path, endpoint, steps=1000, ELASTIC__RENDEZVOUS__TTL_S="2") as run:
         start(run, net, "ab")

@@ -14,7 +14,7 @@ from elastic.local.etcd import EtcdServer
 from tests.harness.faults import Frozen, came_to
 from tests.harness.survival import cluster, exact_account, leave_all
 
-pytestmark = [pytest.mark.integration, pytest.mark.exhaustive]
+pytestmark = pytest.mark.integration
 
 STEPS = 100_000
 LONG_LEASE = {"ELASTIC__RENDEZVOUS__TTL_S": "60"}
@@ -36,7 +36,7 @@ def start_three(run: Cluster) -> tuple[str, ...]:
     return worlds[0].event.nodes  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("rank", [0, pytest.param(2, marks=pytest.mark.exhaustive)])
 def test_a_frozen_node_is_left_behind_and_comes_back(tmp_path: Path, etcd: EtcdServer, rank: int) -> None:
     with cluster(tmp_path, etcd.endpoint, steps=STEPS, **LONG_LEASE) as run:
         victim = start_three(run)[rank]
@@ -52,6 +52,7 @@ def test_a_frozen_node_is_left_behind_and_comes_back(tmp_path: Path, etcd: EtcdS
         exact_account(run)
 
 
+@pytest.mark.exhaustive
 def test_a_frozen_agent_whose_worker_asks_it_for_a_commit(tmp_path: Path, etcd: EtcdServer) -> None:
     """Its worker runs on up to the next save, which nobody confirms; then the others go on without it."""
     with cluster(tmp_path, etcd.endpoint, steps=STEPS, **LONG_LEASE) as run:
@@ -67,6 +68,7 @@ def test_a_frozen_agent_whose_worker_asks_it_for_a_commit(tmp_path: Path, etcd: 
         exact_account(run)
 
 
+@pytest.mark.exhaustive
 def test_a_worker_that_somebody_stopped_is_replaced(tmp_path: Path, etcd: EtcdServer) -> None:
     with cluster(tmp_path, etcd.endpoint, steps=600) as run:
         for name in ("a", "b"):
