@@ -95,7 +95,7 @@ def test_a_loss_during_the_rendezvous_itself(tmp_path: Path, etcd: EtcdServer) -
 
 
 def test_a_spare_takes_over_at_once_and_leaves_with_success(tmp_path: Path, etcd: EtcdServer) -> None:
-    with cluster(tmp_path, etcd.endpoint, steps=900, nnodes="1:2", **LONG_LEASE) as run:
+    with cluster(tmp_path, etcd.endpoint, steps=600, nnodes="1:2", **LONG_LEASE) as run:
         for name in ("a", "b"):
             run.start(name)
         first = run.wait_step(1, world_size=2)
@@ -110,7 +110,7 @@ def test_a_spare_takes_over_at_once_and_leaves_with_success(tmp_path: Path, etcd
         assert step.generation == first.generation + 1, "no world of one in between"
         ends = {name: run.wait_exit(name, limit_s=120) for name in ("b", "c", "d")}
         assert ends == {"b": 0, "c": 0, "d": 0}
-        assert exact_account(run).steps == 900
+        assert exact_account(run).steps == 600
 
 
 def test_nodes_with_different_numbers_of_workers(tmp_path: Path, etcd: EtcdServer) -> None:
@@ -128,7 +128,7 @@ def test_nodes_with_different_numbers_of_workers(tmp_path: Path, etcd: EtcdServe
 
 
 def test_two_agents_of_one_name_the_later_wins(tmp_path: Path, etcd: EtcdServer) -> None:
-    with cluster(tmp_path, etcd.endpoint, steps=600, **LONG_LEASE) as run:
+    with cluster(tmp_path, etcd.endpoint, steps=400, **LONG_LEASE) as run:
         run.start("b")
         earlier = run.start("a")
         run.wait_step(40, world_size=2)
@@ -142,7 +142,7 @@ def test_two_agents_of_one_name_the_later_wins(tmp_path: Path, etcd: EtcdServer)
         assert any("the later one has it" in reason for reason in fenced), fenced
         run.wait_step(1, world_size=2, limit_s=60, since=at)
         assert [run.wait_exit(name, limit_s=120) for name in ("a", "b")] == [0, 0]
-        assert exact_account(run).steps == 600
+        assert exact_account(run).steps == 400
 
 
 def test_several_agents_of_one_host_without_names(tmp_path: Path, etcd: EtcdServer) -> None:
@@ -159,7 +159,7 @@ def test_several_agents_of_one_host_without_names(tmp_path: Path, etcd: EtcdServ
 
 
 def test_min_nodes_that_do_not_come(tmp_path: Path, etcd: EtcdServer) -> None:
-    limited = {"ELASTIC__RENDEZVOUS__JOIN_TIMEOUT_S": "4"}
+    limited = {"ELASTIC__RENDEZVOUS__JOIN_TIMEOUT_S": "4", "ELASTIC__RENDEZVOUS__LATE_WAIT_S": "2"}
     with cluster(tmp_path, etcd.endpoint, steps=100_000, nnodes="2:4", **limited) as run:
         for name in ("a", "b"):
             run.start(name)
