@@ -40,7 +40,7 @@ def decide(view: LeaderView, *, world: World, seats: Roster, now_s: float) -> Ve
         return start(view, gathering=gathering, cause=world.cause, now_s=now_s, judgement=judged)
     if len(gathering.joiners) < view.limits.min_nodes:
         return _too_few(view, gathering)
-    reason = _reason(world, seats=seats, gathering=gathering)
+    reason = _reason(world, seats=seats, gathering=gathering, most=view.limits.max_nodes)
     cause = _cause(view, world=world, seats=seats)
     return _form(view, gathering=gathering, cause=cause, reason=reason, judgement=judged)
 
@@ -193,14 +193,15 @@ def _cause(view: LeaderView, *, world: World, seats: Roster) -> Cause:
     return told[0] if told and not world.planned else world.cause
 
 
-def _reason(world: World, *, seats: Roster, gathering: Gathering) -> str:
+def _reason(world: World, *, seats: Roster, gathering: Gathering, most: int) -> str:
     count = len(seats.back)
     parts = [f"{count} member{'s' if count != 1 else ''} of generation {world.generation} back"]
     for what, who in (("gone", (*seats.gone,)), ("left", (*seats.left, *seats.leaving)), ("late", seats.active)):
         if who:
             parts.append(f"{_nodes(who)} {what}")
-    newcomers = _agents(seats.newcomers)
-    new = sorted(member.node for member in gathering.joiners if member.agent in newcomers)
+    taken = seating.arrange(world, joiners=gathering.joiners, max_nodes=most)
+    before = {seat.agent for seat in world.seats}
+    new = sorted((seat.node for seat in taken if seat.agent not in before), key=natural_key)
     if new:
         parts.append(f"{', '.join(new)} new")
     if gathering.cut_off:

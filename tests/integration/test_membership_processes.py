@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 
 import pytest
@@ -15,13 +14,13 @@ from elastic.events import (
     JobEnded,
     NodeLost,
     Recovered,
-    RoundOpened,
+    WorkerLost,
     WorldFormed,
     read_records,
 )
-from elastic.local.cluster import Cluster, ClusterSpec
+from elastic.local.cluster import Cluster
 from elastic.local.etcd import EtcdServer
-from tests.harness.survival import SETTINGS, cluster, exact_account
+from tests.harness.survival import cluster, exact_account, leave_all
 
 pytestmark = [pytest.mark.integration, pytest.mark.exhaustive]
 
@@ -47,18 +46,8 @@ def test_quick_rejoin(tmp_path: Path, etcd: EtcdServer, pause_s: float) -> None:
         step = run.wait_step(1, world_size=3, limit_s=60, since=at)
         assert step.generation <= first.generation + 2, "at most one world without it"
         assert sorted(nodes_of(run, step.generation)) == ["a", "b", "c"]
-        stop(run)
+        leave_all(run)
         exact_account(run)
-
-
-def stop(run: Cluster) -> None:
-    """Everybody leaves; the last save counts."""
-    for node in run.nodes.values():
-        if node.process.poll() is None:
-            node.signal(signal.SIGTERM)
-    for name, node in run.nodes.items():
-        if node.process.poll() is None:
-            assert run.wait_exit(name) == 75
 
 
 def test_four_to_one_the_leader_and_rank_0_among_the_lost(tmp_path: Path, etcd: EtcdServer) -> None:
@@ -78,7 +67,7 @@ def test_four_to_one_the_leader_and_rank_0_among_the_lost(tmp_path: Path, etcd: 
         lost = {r.event.lost for r in run.follower.records[at:] if isinstance(r.event, NodeLost)}
         assert lost == {"a", "b", "c", "d"} - {last}
         assert step.generation <= generation + 3
-        stop(run)
+        leave_all(run)
         exact_account(run)
 
 
@@ -90,7 +79,9 @@ def test_a_loss_during_the_rendezvous_itself(tmp_path: Path, etcd: EtcdServer) -
         at, killed = run.now(), []
 
         def kill_in_the_round(record) -> None:
-            if killed == ["b"] and isinstance(record.event, RoundOpened):
+            if (
+                killed == ["b"] and record.node == "c" and isinstance(record.event, WorkerLost)
+            ):  # it asks for a world now
                 killed.append("c")
                 run.nodes["c"].kill()
 
@@ -99,14 +90,12 @@ def test_a_loss_during_the_rendezvous_itself(tmp_path: Path, etcd: EtcdServer) -
         killed.append("b")
         run.wait_step(1, world_size=1, limit_s=60, since=at)
         assert killed == ["b", "c"]
-        stop(run)
+        leave_all(run)
         exact_account(run)
 
 
 def test_a_spare_takes_over_at_once_and_leaves_with_success(tmp_path: Path, etcd: EtcdServer) -> None:
-    environ = {**SETTINGS, **LONG_LEASE, "ELASTIC__TRAINING__STEPS": "900"}
-    spec = ClusterSpec(directory=tmp_path, etcd_endpoint=etcd.endpoint, environ=environ, nnodes="1:2")
-    with Cluster(spec) as run:
+    with cluster(tmp_path, etcd.endpoint, steps=600, nnodes="1:2", **LONG_LEASE) as run:
         for name in ("a", "b"):
             run.start(name)
         first = run.wait_step(1, world_size=2)
@@ -121,7 +110,7 @@ def test_a_spare_takes_over_at_once_and_leaves_with_success(tmp_path: Path, etcd
         assert step.generation == first.generation + 1, "no world of one in between"
         ends = {name: run.wait_exit(name, limit_s=120) for name in ("b", "c", "d")}
         assert ends == {"b": 0, "c": 0, "d": 0}
-        assert exact_account(run).steps == 900
+        assert exact_account(run).steps == 600
 
 
 def test_nodes_with_different_numbers_of_workers(tmp_path: Path, etcd: EtcdServer) -> None:
@@ -139,7 +128,7 @@ def test_nodes_with_different_numbers_of_workers(tmp_path: Path, etcd: EtcdServe
 
 
 def test_two_agents_of_one_name_the_later_wins(tmp_path: Path, etcd: EtcdServer) -> None:
-    with cluster(tmp_path, etcd.endpoint, steps=600, **LONG_LEASE) as run:
+    with cluster(tmp_path, etcd.endpoint, steps=400, **LONG_LEASE) as run:
         run.start("b")
         earlier = run.start("a")
         run.wait_step(40, world_size=2)
@@ -153,7 +142,7 @@ def test_two_agents_of_one_name_the_later_wins(tmp_path: Path, etcd: EtcdServer)
         assert any("the later one has it" in reason for reason in fenced), fenced
         run.wait_step(1, world_size=2, limit_s=60, since=at)
         assert [run.wait_exit(name, limit_s=120) for name in ("a", "b")] == [0, 0]
-        assert exact_account(run).steps == 600
+        assert exact_account(run).steps == 400
 
 
 def test_several_agents_of_one_host_without_names(tmp_path: Path, etcd: EtcdServer) -> None:
@@ -170,9 +159,8 @@ def test_several_agents_of_one_host_without_names(tmp_path: Path, etcd: EtcdServ
 
 
 def test_min_nodes_that_do_not_come(tmp_path: Path, etcd: EtcdServer) -> None:
-    limited = {**SETTINGS, "ELASTIC__TRAINING__STEPS": "400", "ELASTIC__RENDEZVOUS__JOIN_TIMEOUT_S": "4"}
-    spec = ClusterSpec(directory=tmp_path, etcd_endpoint=etcd.endpoint, environ=limited, nnodes="2:4")
-    with Cluster(spec) as run:
+    limited = {"ELASTIC__RENDEZVOUS__JOIN_TIMEOUT_S": "4", "ELASTIC__RENDEZVOUS__LATE_WAIT_S": "2"}
+    with cluster(tmp_path, etcd.endpoint, steps=100_000, nnodes="2:4", **limited) as run:
         for name in ("a", "b"):
             run.start(name)
         run.wait_step(40, world_size=2)
