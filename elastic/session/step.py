@@ -170,7 +170,10 @@ class Step:
         self._parts.group.sum_(stats)
         loss_sum, weight, samples, digests, regroups = stats.tolist()
         if not weight > 0:
-            raise UsageError(f"step {self.iteration}: the weight of its whole batch is {weight}; it must be positive")
+            raise UsageError(
+                f"step {self.iteration}: the weight of its whole batch is {weight}; it must be positive. Leave out samples "
+                f"with nothing in them (these were {self.start} to {self.stop}), or make the global batch larger"
+            )
         for replica in self._parts.replicas:
             replica.reduce()
             factor = (self.stop - self.start) / weight
