@@ -171,8 +171,8 @@ class Step:
         loss_sum, weight, samples, digests, regroups = stats.tolist()
         if not weight > 0:
             raise UsageError(
-                f"step {self.iteration}: the weight of its whole batch is {weight}; it must be positive. Leave out samples "
-                f"with nothing in them (these were {self.start} to {self.stop}), or make the global batch larger"
+                f"step {self.iteration}: the weight of its whole batch is {weight}; it must be positive. Samples "
+                f"{self.start} to {self.stop} hold nothing to learn from: leave such out, or make the batch larger"
             )
         for replica in self._parts.replicas:
             replica.reduce()
