@@ -54,5 +54,5 @@ def test_thousands_of_runs(kind):
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # more processes than cores
 @pytest.mark.parametrize("kind", ["map", "mixed", "stream"])
 def test_runs_with_loader_processes(kind):
-    crashes, *_ = check(kind, range(5), most_workers=3)
+    crashes, *_ = check(kind, range(25), most_workers=3)
     assert crashes > 0
