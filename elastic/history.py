@@ -28,11 +28,24 @@ def newest_manifest(save_path: Path) -> Manifest:
     Raises:
         UsageError: there is none.
     """
+    return manifest_of(save_path, iteration=None)
+
+
+def manifest_of(save_path: Path, *, iteration: int | None) -> Manifest:
+    """The manifest of an iteration, of the newest whole one by default.
+
+    Raises:
+        UsageError: it is not there, or not whole.
+    """
     storage = PosixStorage()
     whole = [each for each in survey(str(save_path), storage=storage).in_place if each.problem is None]
     if not whole:
         raise UsageError(f"{save_path} holds no whole iteration of a run of ours; name a checkpoint.save_path")
-    place = str(save_path / max(whole, key=lambda each: each.iteration).place / MANIFEST)
+    chosen = [each for each in whole if iteration in (None, each.iteration)]
+    if not chosen:
+        there = ", ".join(str(number) for number in sorted(each.iteration for each in whole))
+        raise UsageError(f"{save_path} holds no whole iteration {iteration}; there are {there}")
+    place = str(save_path / max(chosen, key=lambda each: each.iteration).place / MANIFEST)
     return Manifest.from_bytes(read_small(place, storage=storage, limit_bytes=MAX_JSON_BYTES))
 
 

@@ -59,9 +59,10 @@ def _in_blocks(position: int, *, length: int, block: int, key: int) -> int:
     """Position of one epoch -> item, block by block. The last block may be short and comes anywhere."""
     blocks = -(-length // block)
     missing = blocks * block - length
-    short_at = place_of(blocks - 1, length=blocks, key=key)
-    # Behind the short block all starts come `missing` items earlier.
-    shift = missing if position >= (short_at + 1) * block - missing else 0
+    shift = 0
+    if missing:  # behind the short block all starts come so many items earlier
+        short_at = place_of(blocks - 1, length=blocks, key=key)
+        shift = missing if position >= (short_at + 1) * block - missing else 0
     place, offset = divmod(position + shift, block)
     chosen = permute(place, length=blocks, key=key)
     size = block - missing if chosen == blocks - 1 else block

@@ -185,7 +185,10 @@ class Step:
             replica.send()
         totals, weight = self._sum_up()
         if not weight > 0:
-            raise UsageError(f"step {self.iteration}: the weight of its whole batch is {weight}; it must be positive")
+            raise UsageError(
+                f"step {self.iteration}: the weight of its whole batch is {weight}; it must be positive. Samples "
+                f"{self.start} to {self.stop} hold nothing to learn from: leave such out, or make the batch larger"
+            )
         factor = (self.stop - self.start) / weight
         for replica in replicas:
             replica.finish()

@@ -1,5 +1,7 @@
 """Loaders over a small data set, set up so that nothing divides."""
 
+from dataclasses import fields
+
 from elastic.data.carrier import Transport
 from elastic.data.loader import ElasticLoader
 from elastic.plan.batch import BatchPlan
@@ -10,15 +12,18 @@ LENGTH = 41  # epochs end inside steps and inside micro-batches
 SEED = 5
 
 
-def make(dataset=None, *, batch=10, micro=3, total=130, world_size=1, rank=0, position=0, num_workers=0, **options):
+def make(dataset=None, *, batch=10, micro=3, total=130, world_size=1, rank=0, position=0, **options):
+    """A loader; `options` are its own and those of its transport."""
     dataset = Drawing(LENGTH) if dataset is None else dataset
+    names = {each.name for each in fields(Transport)}
+    transport = Transport(**{name: options.pop(name) for name in names & set(options)})
     return ElasticLoader(
         dataset,
         plan=BatchPlan(global_batch_size=batch, micro_batch_size=micro, total_samples=total),
         world_size=world_size,
         rank=rank,
         position=position,
-        transport=Transport(num_workers=num_workers),
+        transport=transport,
         **{"collate_fn": as_list, "seed": SEED, "order": Order(length=LENGTH, seed=SEED), **options},
     )
 

@@ -34,7 +34,7 @@ def check(kind, seeds, *, most_workers=0):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_run_uses_the_samples_of_the_undisturbed_one(kind):
-    crashes, half_fetched, recomputed, changes, worlds = check(kind, range(20))
+    crashes, half_fetched, recomputed, changes, worlds = check(kind, range(40))
     assert crashes > 20
     assert half_fetched > 20
     assert recomputed > 20
@@ -45,13 +45,14 @@ def test_any_run_uses_the_samples_of_the_undisturbed_one(kind):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", KINDS)
 def test_thousands_of_runs(kind):
-    crashes, *_ = check(kind, range(1000, 1600))
-    assert crashes > 600
+    crashes, *_ = check(kind, range(1000, 1500))
+    assert crashes > 500
 
 
 @pytest.mark.exhaustive
 @pytest.mark.integration
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # more processes than cores
 @pytest.mark.parametrize("kind", ["map", "mixed", "stream"])
 def test_runs_with_loader_processes(kind):
-    crashes, *_ = check(kind, range(5), most_workers=3)
+    crashes, *_ = check(kind, range(25), most_workers=3)
     assert crashes > 0
