@@ -20,6 +20,7 @@ from elastic.distributed.replicate import Replica
 from elastic.errors import DataError
 from elastic.events import Emit, Notice, OrderChosen, StepCommitted
 from elastic.plan.batch import BatchPlan
+from elastic.plan.likeness import SAVED_AS, Likeness
 from elastic.plan.order import ORDER_VERSION, Order, OrderKind
 from elastic.plan.progress import epoch_of, global_step_view, scale_by_global_batch
 from elastic.plan.tree import Spread
@@ -43,7 +44,9 @@ class Course:
         collate_fn: Callable[[list[Any]], Any] | None,
         emit: Emit,
         clock: Clock,
+        likeness: Likeness | None = None,
     ) -> None:
+        """`likeness`: how all workers compute, to be saved; None where it does not matter."""
         training = settings.training
         self.iteration = restored.iteration
         self.consumed_samples = restored.consumed_samples
@@ -53,6 +56,7 @@ class Course:
         self._world = world
         self._emit = emit
         self._clock = clock
+        self._likeness = {} if likeness is None else {SAVED_AS: likeness.to_plain()}
         self._length = _length(dataset)
         order = Order(length=self._length, seed=training.seed, kind=OrderKind(settings.data.order.value))
         self._plan = BatchPlan(
@@ -136,7 +140,7 @@ class Course:
             global_batch_size=training.global_batch_size,
             seed=training.seed,
             order_version=ORDER_VERSION,
-            settings=to_plain(self._settings),
+            settings=to_plain(self._settings) | self._likeness,
             global_step=global_step_view(self.consumed_samples, training.global_batch_size),
             epoch_num=epoch,
             step_num=position // training.global_batch_size,
