@@ -12,6 +12,7 @@ from elastic.checkpoint.storage import PosixStorage
 from elastic.checkpoint.survey import read_small, survey
 from elastic.config.load import from_plain
 from elastic.config.model import Settings
+from elastic.config.schema import SECTIONS
 from elastic.data.audit import Account, account
 from elastic.errors import UsageError
 from elastic.events import OrderChosen, Record, read_records
@@ -89,5 +90,10 @@ def audit_run(save_path: Path) -> Account:
     records = read_records(save_path / "events")
     if not records:
         raise UsageError(f"{save_path}/events holds no events; name the checkpoint.save_path of a run")
-    order = told_order(records) or run_order(from_plain(newest_manifest(save_path).settings))
+    order = told_order(records) or run_order(_settings(newest_manifest(save_path)))
     return account(records, order=order)
+
+
+def _settings(manifest: Manifest) -> Settings:
+    """Those of the run; a checkpoint notes other things beside them."""
+    return from_plain({name: part for name, part in manifest.settings.items() if name in SECTIONS})

@@ -31,6 +31,8 @@ class Failure:
     step: int
     signature: str
     text: str
+    node_local: bool = False
+    """The worker knows that its node is to blame: the others may do without it."""
 
 
 @dataclass(frozen=True, kw_only=True)

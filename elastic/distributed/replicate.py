@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from elastic.distributed.buckets import Bucket, Gradients, lay_out
+from elastic.distributed.buffers import Marks, marks_of, refuse_changed
 from elastic.distributed.exact import TreeSum
 from elastic.distributed.group import Collectives
 from elastic.distributed.reduction import PlainSum, Reduction
@@ -27,6 +28,9 @@ class Replica:
 
     def __init__(self, model: nn.Module, group: Collectives, *, exact: bool = False) -> None:
         """`exact`: sums whose bits do not depend on the world size."""
+        self.overlap = True
+        """Whether to send while backward goes on. Not with several models: which one backward fills first is the
+        job's to say, and may differ by rank."""
         self.model = model
         self.group = group
         self._reduction: Reduction = (TreeSum if exact else PlainSum)(lambda: self.group)
@@ -34,12 +38,13 @@ class Replica:
         self._buckets: tuple[Bucket, ...] = ()
         self._bucket_of: list[int] = []
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
-        self._gradients: Gradients | None = None  # of the present micro-batch; after `finish` the sums
+        self._gradients: Gradients | None = None  # of the present micro-batch; after `reduce` the sums
         self._accumulating = False
         self._seen: set[int] = set()
         self._missing: list[int] = []
-        self._overlap = False
+        self._last = False
         self._sent = 0
+        self._marks: Marks = {}
 
     def align(self) -> None:
         """Make parameters and buffers equal to rank 0's."""
@@ -63,27 +68,31 @@ class Replica:
             parameter.grad = None
         self._accumulating, self._gradients, self._sent = False, None, 0
         self._reduction.begin_step(self._buckets, spread)
+        if self._reduction.strict:
+            self._marks = marks_of(self.model)
 
-    def begin_micro_batch(self, slot: int, *, overlap: bool) -> None:
-        """Gradients from here on are this slot's. `overlap`: it is this rank's last; send what it has filled at once.
+    def begin_round(self, slot: int, *, last: bool) -> None:
+        """Gradients from here on are this slot's. `last`: it is this rank's last one, send what it has filled at once.
 
         Raises:
             UsageError: gradients of the last micro-batch were replaced too late.
         """
-        self._end_micro_batch()
+        self._end_round()
         self._gradients = self._reduction.begin_slot(slot)
-        self._accumulating, self._overlap = True, overlap
+        self._accumulating, self._last = True, last and self.overlap
         self._seen.clear()
         self._missing = [len(bucket.places) for bucket in self._buckets]
         self._attach()
 
     def send(self) -> None:
         """Send whatever was not sent yet. Raises PeerLost, UsageError."""
-        self._end_micro_batch()
+        self._end_round()
+        if self._marks:
+            refuse_changed(self._marks, self.model)
         while self._sent < len(self._buckets):
             self._send_next()
 
-    def finish(self) -> None:
+    def reduce(self) -> None:
         """Wait for the sums over all ranks; they are the gradients now. Raises PeerLost."""
         self._gradients = self._reduction.finish()
         self._attach()
@@ -120,14 +129,14 @@ class Replica:
         self._missing[bucket] -= 1
         if self._missing[bucket] == 0:
             self._reduction.filled(bucket)
-            while self._overlap and self._sent < len(self._buckets) and self._missing[self._sent] == 0:
+            while self._last and self._sent < len(self._buckets) and self._missing[self._sent] == 0:
                 self._send_next()
 
     def _send_next(self) -> None:
         self._reduction.send(self._sent)
         self._sent += 1
 
-    def _end_micro_batch(self) -> None:
+    def _end_round(self) -> None:
         """Take in what the job put in the gradients' places, and what no backward has filled."""
         if not self._accumulating or self._gradients is None:
             return

@@ -121,3 +121,13 @@ def sharings(slots: int, *, world_sizes: Sequence[int]) -> tuple[Sharing, ...]:
             )
         )
     return tuple(found)
+
+
+def told(sharings: Sequence[Sharing], *, slots: int, exact: bool) -> str:
+    """One line for people: how well each world size shares out the slots of a global batch."""
+    parts = [
+        f"{one.world_size}: {one.most_slots} each, {one.idle:.0%} idle"
+        + (f", {one.most_parts} sums" if exact and one.most_parts > 1 else "")
+        for one in sharings
+    ]
+    return f"a step is {slots} micro-batches; by workers: " + "; ".join(parts)

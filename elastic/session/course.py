@@ -22,6 +22,7 @@ from elastic.distributed.replicate import Replica
 from elastic.events import Emit, Notice, OrderChosen, StepCommitted
 from elastic.plan.batch import BatchPlan
 from elastic.plan.batch_mode import Batching, BatchMode, batching
+from elastic.plan.likeness import SAVED_AS, Likeness
 from elastic.plan.order import ORDER_VERSION
 from elastic.plan.progress import global_step_view, scale_by_global_batch
 from elastic.plan.tree import Spread
@@ -46,8 +47,10 @@ class Course:
         emit: Emit,
         clock: Clock,
         group: Collectives | None = None,
+        likeness: Likeness | None = None,
     ) -> None:
         """`group`: to find out whether all ranks see the same data; None: this rank is alone.
+        `likeness`: how all workers compute, to be saved; None where it does not matter.
 
         Raises:
             DataError: the data cannot be used, or is not that of the restored run.
@@ -58,6 +61,7 @@ class Course:
         self._emit = emit
         self._clock = clock
         self._group: Collectives = Alone() if group is None else group
+        self._likeness = {} if likeness is None else {SAVED_AS: likeness.to_plain()}
         self._batching = _batching(settings, world)
         self._plan = BatchPlan(
             global_batch_size=self._batching.global_batch_size,
@@ -203,7 +207,7 @@ class Course:
             global_batch_size=self._batching.global_batch_size,
             seed=training.seed,
             order_version=ORDER_VERSION,
-            settings=to_plain(self._settings),
+            settings=to_plain(self._settings) | self._likeness,
             global_step=global_step_view(self.consumed_samples, training.global_batch_size),
             epoch_num=epoch,
             step_num=position // training.global_batch_size,

@@ -35,11 +35,13 @@ from elastic.config.model import Numerics, OnNan, Settings
 from elastic.data.carrier import Transport
 from elastic.data.fetch import Collate
 from elastic.distributed.group import Alone, Collectives, choose_device, join
+from elastic.distributed.likeness import check_alike, measure
 from elastic.distributed.replicate import Replica
 from elastic.errors import CheckpointError, LossNotFinite, Regroup, UsageError
 from elastic.events import GroupReady, Notice, RunFinished
 from elastic.lifetime import die_with_agent
 from elastic.link import AgentLink, Link, NoLink
+from elastic.plan.likeness import Likeness, recorded_in
 from elastic.session.committer import choose_committer
 from elastic.session.course import Course
 from elastic.session.ending import end_worker
@@ -165,6 +167,8 @@ class Session:
         replica = Replica(model, self._group, exact=self.settings.training.numerics is Numerics.EXACT)
         replica.align()
         self._replicas.append(replica)
+        for each in self._replicas:
+            each.overlap = len(self._replicas) == 1
         return model
 
     def track(self, **objects: Any) -> None:
@@ -241,6 +245,7 @@ class Session:
         if not self._replicas:
             raise UsageError("run.steps() was called before run.parallelize(model); there is nothing to train")
         restored = self._manager.restore(self._tracked)
+        likeness = self._likeness(restored)
         course = self._course = Course(
             settings=self.settings,
             world=self.world,
@@ -249,6 +254,7 @@ class Session:
             emit=self._report,
             clock=self._clock,
             group=self._group,
+            likeness=likeness,
         )
         self._stack.callback(course.close)
         self._tell_restart(restored)
@@ -262,6 +268,15 @@ class Session:
             self._manager.save(self._tracked, course.save_meta())
         else:
             self._manager.snapshot(self._tracked, course.save_meta())
+
+    def _likeness(self, restored: Restored) -> Likeness | None:
+        """How all workers compute, where that must be alike. Raises NumericsDiffer, PeerLost."""
+        training = self.settings.training
+        if training.numerics is not Numerics.EXACT:
+            return None
+        own = measure(training, device=self.world.device, environ=self._environ)
+        check_alike(own, recorded=recorded_in(restored.settings) if restored.own else None, group=self._group)
+        return own
 
     def _run(self, course: Course) -> Iterator[Step]:
         manager = self._manager

@@ -142,9 +142,8 @@ class Step:
             failpoint("step.micro_batch")
             self._slot = micro_batch.slot
             for replica in self._parts.replicas:
-                # Of several models the order in which backward fills them is the job's, and may differ by rank.
-                overlap = self._slot == own[-1] and len(self._parts.replicas) == 1
-                replica.begin_micro_batch(self._slot, overlap=overlap)
+                last = self._slot == own[-1]
+                replica.begin_round(self._slot, last=last)
             seed_slot(self._parts.seed, iteration=self.iteration, slot=micro_batch.slot)
             self.used.extend(zip(micro_batch.samples, micro_batch.indices, strict=True))
             yield to_device(micro_batch.batch, self._parts.device)
@@ -191,7 +190,7 @@ class Step:
             )
         factor = (self.stop - self.start) / weight
         for replica in replicas:
-            replica.finish()
+            replica.reduce()
             if factor != 1.0:
                 replica.scale_(factor)
         self.totals = totals

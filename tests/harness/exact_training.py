@@ -17,6 +17,8 @@ from tests.harness.training import course
 
 SEVEN = {"global_batch_size": 20, "micro_batch_size": 3, "steps": 6}
 """7 slots, the last one short: no world size but 1 and 7 shares them evenly."""
+VARIANTS: tuple[dict[str, Any], ...] = ({}, {"autocast": True}, {"dtype": torch.bfloat16}, {"global_batch_size": 24})
+"""float32, mixed precision, parameters of two bytes, and slots that fit two ranks."""
 TINY = GPTConfig(layers=2, width=32, heads=4, context=12, dropout=0.1, vocabulary=61)
 
 
@@ -38,6 +40,8 @@ def train_exact(
     torch.manual_seed(3)
     nets = [GPT(TINY).to(dtype) for _ in range(2 if twice else 1)]
     replicas = tuple(Replica(net, group, exact=exact) for net in nets)
+    for replica in replicas:
+        replica.overlap = not twice
     optimizers = [adamw(net, learning_rate=3e-3, weight_decay=0.1) for net in nets]
     run = course(rank=group.rank, size=group.size, data=dataset(), **{**SEVEN, **overrides})
     losses = []

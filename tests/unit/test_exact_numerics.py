@@ -9,14 +9,12 @@ from elastic.distributed.group import Alone
 from elastic.distributed.replicate import Replica
 from elastic.errors import UsageError
 from elastic.plan.tree import Spread
-from tests.harness.exact_training import train_exact
+from tests.harness.exact_training import VARIANTS, train_exact
 from tests.harness.ranks import run_tensor_ranks
 
 
 @pytest.mark.parametrize(
-    "variant",
-    [{}, {"autocast": True}, {"dtype": torch.bfloat16}, {"twice": True}, {"global_batch_size": 24}],
-    ids=["float32", "autocast", "bfloat16", "two models", "eight slots"],
+    "variant", [*VARIANTS, {"twice": True}], ids=["float32", "autocast", "bfloat16", "eight slots", "two models"]
 )
 def test_the_same_bits_at_every_world_size(variant):
     alone = train_exact(Alone(), **variant)
@@ -61,10 +59,10 @@ def test_parameters_that_a_micro_batch_does_not_use(size):
         ranks = {1: [range(5)], 2: [range(3), range(3, 5)], 3: [range(2), range(2, 4), range(4, 5)]}[group.size]
         replica.begin_step(Spread(tuple(ranks)))
         for slot in ranks[group.rank]:
-            replica.begin_micro_batch(slot, overlap=slot == ranks[group.rank][-1])
+            replica.begin_round(slot, last=slot == ranks[group.rank][-1])
             net(xs[slot], both=slot % 2 == 0).sum().backward()
         replica.send()
-        replica.finish()
+        replica.reduce()
         return net.second.weight.grad.clone(), net.first.weight.grad.clone()
 
     def summed(slots):
@@ -90,25 +88,25 @@ class TestTooLate:
     @pytest.mark.parametrize("exact", [False, True])
     def test_a_second_backward_in_the_last_micro_batch(self, exact):
         net, replica = self.replica(exact=exact, slots=1)
-        replica.begin_micro_batch(0, overlap=True)
+        replica.begin_round(0, last=True)
         net(torch.ones(1, 3), both=True).sum().backward()
         with pytest.raises(UsageError, match=r"second\.bias got a gradient twice|second\.weight got a gradient twice"):
             net.second(torch.ones(1, 3)).sum().backward()
 
     def test_a_second_backward_before_the_last_is_accumulation(self):
         net, replica = self.replica(exact=False)
-        replica.begin_micro_batch(0, overlap=False)
+        replica.begin_round(0, last=False)
         for _ in range(2):
             net(torch.ones(1, 3), both=True).sum().backward()
-        replica.begin_micro_batch(1, overlap=True)
+        replica.begin_round(1, last=True)
         net(torch.ones(1, 3), both=True).sum().backward()
         replica.send()
-        replica.finish()
+        replica.reduce()
         assert torch.equal(net.first.bias.grad, torch.full((2,), 3.0))
 
     def test_a_gradient_replaced_after_it_was_sent(self):
         net, replica = self.replica(exact=False)
-        replica.begin_micro_batch(0, overlap=True)
+        replica.begin_round(0, last=True)
         net(torch.ones(1, 3), both=True).sum().backward()
         net.first.bias.grad = torch.ones(2)
         with pytest.raises(UsageError, match=r"gradient of first\.bias was replaced"):
@@ -118,11 +116,11 @@ class TestTooLate:
     def test_zero_grad_at_the_head_of_the_loop_loses_nothing(self, exact):
         net, replica = self.replica(exact=exact)
         for slot in range(2):
-            replica.begin_micro_batch(slot, overlap=slot == 1)
+            replica.begin_round(slot, last=slot == 1)
             net.zero_grad()
             net(torch.ones(1, 3), both=True).sum().backward()
         replica.send()
-        replica.finish()
+        replica.reduce()
         assert torch.equal(net.first.bias.grad, torch.full((2,), 2.0))
 
     def test_a_backward_outside_of_the_step_is_the_users_own(self):

@@ -37,14 +37,14 @@ def assert_equal(run, expected):
     assert torch.allclose(run.parameters, expected.parameters, rtol=0, atol=1e-9)
 
 
-def gradients(replica, *micro_batches, overlap=True):
+def gradients(replica, *micro_batches):
     """One step of a world of one: each micro-batch does what its function does."""
     replica.begin_step(Spread((range(len(micro_batches)),)))
     for slot, act in enumerate(micro_batches):
-        replica.begin_micro_batch(slot, overlap=overlap and slot == len(micro_batches) - 1)
+        replica.begin_round(slot, last=slot == len(micro_batches) - 1)
         act()
     replica.send()
-    replica.finish()
+    replica.reduce()
 
 
 def naive(*, loss_of, weight_of, batch=10, total=400):
@@ -162,11 +162,11 @@ class TestReplica:
         def work(group):
             replica = Replica(net, group)
             replica.begin_step(Spread((range(1),)))
-            replica.begin_micro_batch(0, overlap=True)
+            replica.begin_round(0, last=True)
             net.narrow.grad += 1
             net.wide.grad += 2
             replica.send()
-            replica.finish()
+            replica.reduce()
             return group.sums
 
         assert run_tensor_ranks(1, work) == [2]

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastic.plan.batch import BatchPlan
-from elastic.plan.tree import Leaf, Part, Spread, leaves_of, parts_of, sharings
+from elastic.plan.tree import Leaf, Part, Spread, leaves_of, parts_of, sharings, told
 
 
 def bracketed(part):
@@ -71,3 +71,9 @@ def test_what_world_sizes_make_of_eight_slots():
     assert found[3].most_slots == 3
     assert found[3].idle == pytest.approx(1 / 9)
     assert found[9].idle == pytest.approx(1 / 9), "the ninth has nothing to do"
+
+
+def test_the_line_that_is_told_at_the_start():
+    line = told(sharings(6, world_sizes=[2, 4]), slots=6, exact=True)
+    assert line == "a step is 6 micro-batches; by workers: 2: 3 each, 0% idle, 2 sums; 4: 2 each, 25% idle"
+    assert "sums" not in told(sharings(6, world_sizes=[2, 4]), slots=6, exact=False)
