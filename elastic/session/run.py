@@ -37,7 +37,7 @@ from elastic.data.fetch import Collate
 from elastic.distributed.group import Alone, Collectives, choose_device, join
 from elastic.distributed.likeness import check_alike, measure
 from elastic.distributed.replicate import Replica
-from elastic.errors import CheckpointError, LossNotFinite, Regroup, UsageError
+from elastic.errors import CheckpointError, LossNotFinite, UsageError
 from elastic.events import GroupReady, Notice, RunFinished
 from elastic.lifetime import die_with_agent
 from elastic.link import AgentLink, Link, NoLink
@@ -46,6 +46,7 @@ from elastic.session.committer import choose_committer
 from elastic.session.course import Course
 from elastic.session.ending import end_worker
 from elastic.session.evaluation import Measure, evaluate
+from elastic.session.leaving import LeaveOnSignal
 from elastic.session.memory import open_memory
 from elastic.session.randomness import seed_everything
 from elastic.session.reporter import Reporter
@@ -82,6 +83,7 @@ class Session:
         self._link: Link = NoLink()
         self._course: Course | None = None
         self._open_step: Step | None = None
+        self._leaving = LeaveOnSignal(link=lambda: self._link)
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -240,6 +242,7 @@ class Session:
             DataError: the data cannot be used, or is not what the saved run was using.
             NothingToRestore: load_path was given and holds nothing to restore.
             Regroup: from inside the loop, when the membership is about to change; the state was saved before.
+            Preempted: the same without an agent of ours, on a signal.
             CheckpointError: the last step could not be saved, so that the run is not finished.
         """
         if not self._replicas:
@@ -260,6 +263,7 @@ class Session:
         self._tell_restart(restored)
         if restored.own:
             self._take_up(course)
+        self._stack.enter_context(self._leaving)  # not before: there is nothing to save until here
         yield from self._run(course)
 
     def _take_up(self, course: Course) -> None:
@@ -281,9 +285,7 @@ class Session:
     def _run(self, course: Course) -> Iterator[Step]:
         manager = self._manager
         while not course.finished:
-            step = course.next_step(
-                self._group, tuple(self._replicas), self._link.regroup_wanted, lambda: manager.ready
-            )
+            step = course.next_step(self._group, tuple(self._replicas), self._leaving.wanted, lambda: manager.ready)
             self._open_step = step
             yield step
             self._open_step = None
@@ -301,7 +303,7 @@ class Session:
             elif manager.snapshot_due(course.iteration):
                 manager.snapshot(self._tracked, course.save_meta())
             if regroup and not course.finished:
-                raise Regroup(f"the membership changes at step {course.iteration}")
+                raise self._leaving.ending(course.iteration)
         self._report(RunFinished(iteration=course.iteration, consumed_samples=course.consumed_samples))
 
     def _after_skip(self, course: Course, step: Step) -> None:
