@@ -164,7 +164,12 @@ class Session:
             end_worker(error, link=self._link, group=self._group, step=step)
 
     def parallelize(self, model: nn.Module) -> nn.Module:
-        """Put a model on this worker's device, equal on all ranks; returns the plain module."""
+        """Put a model on this worker's device, equal on all ranks; returns the plain module.
+
+        Buffers are not summed over ranks: BatchNorm normalises each micro-batch by itself, and its running statistics
+        are those of rank 0's samples, so that they depend on the world size. Layers that wait for other ranks in
+        their forward pass (SyncBatchNorm) hang, since ranks differ in how many micro-batches they run.
+        """
         model = model.to(self.world.device)
         replica = Replica(model, self._group, exact=self.settings.training.numerics is Numerics.EXACT)
         replica.align()

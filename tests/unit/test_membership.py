@@ -8,27 +8,7 @@ import pytest
 from elastic.errors import ExitCode, Preempted
 from elastic.events import Cause, NodesAwaited, Outcome
 from elastic.rendezvous import reaching
-from elastic.rendezvous.memory import MemoryServer, MemoryStore
 from elastic.rendezvous.model import Phase, ProbeResult
-from tests.harness.agents import Job
-
-
-@pytest.fixture
-def server():
-    return MemoryServer()
-
-
-@pytest.fixture
-def make_job(server):
-    jobs = []
-
-    def make(**options):
-        jobs.append(Job(lambda: MemoryStore(server), **options))
-        return jobs[-1]
-
-    yield make
-    for job in jobs:
-        job.close()
 
 
 def die(job, agent):
