@@ -40,7 +40,7 @@ from elastic.distributed.replicate import Replica
 from elastic.errors import CheckpointError, LossNotFinite, UsageError
 from elastic.events import GroupReady, Notice, RunFinished
 from elastic.lifetime import die_with_agent
-from elastic.link import AgentLink, Link, NoLink
+from elastic.link import Link, NoLink
 from elastic.plan.likeness import Likeness, recorded_in
 from elastic.session.committer import choose_committer
 from elastic.session.course import Course
@@ -48,6 +48,7 @@ from elastic.session.ending import end_worker
 from elastic.session.evaluation import Measure, evaluate
 from elastic.session.leaving import LeaveOnSignal
 from elastic.session.memory import open_memory
+from elastic.session.place import check_same_root, connect
 from elastic.session.randomness import seed_everything
 from elastic.session.reporter import Reporter
 from elastic.session.source import DataSource
@@ -102,12 +103,12 @@ class Session:
 
     def _open(self) -> None:
         die_with_agent(self._environ)
-        self._link = _connect(self.world)  # first, so that the agent hears of whatever goes wrong
+        self._link = connect(self.world)  # first, so that the agent hears of whatever goes wrong
         resolved = self._given or resolve(sys.argv[1:], environ=self._environ, strict=False).settings
         self.settings = with_overrides(resolved, self._overrides) if self._overrides else resolved
         world = choose_device(self.world)
         save_path = self.settings.checkpoint.save_path
-        _same_root(world, save_path)
+        check_same_root(world, save_path)
         identity = claim(save_path, job_id=world.job_id)
         self._report = Reporter(world=world, link=self._link, save_path=save_path, clock=self._clock)
         self._stack.callback(self._report.close)
@@ -334,21 +335,3 @@ class Session:
                     f"of {training.global_batch_size} is {slots} micro-batches of {training.micro_batch_size}"
                 )
             )
-
-
-def _connect(world: World) -> Link:
-    if world.agent_socket is None:
-        return NoLink()
-    return AgentLink(world.agent_socket, rank=world.rank, generation=world.generation, pid=os.getpid())
-
-
-def _same_root(world: World, save_path: str) -> None:
-    """Agent and worker must mean the same run: the agent's event file lies in its save path."""
-    if world.events_path is None:
-        return
-    agents = os.path.realpath(os.path.dirname(os.path.dirname(world.events_path)))
-    if agents != os.path.realpath(save_path):
-        raise UsageError(
-            f"the agent works for the save path {agents}, this worker for {os.path.realpath(save_path)}; set it where "
-            "both see it: --checkpoint.save_path after the script, or ELASTIC__CHECKPOINT__SAVE_PATH"
-        )
