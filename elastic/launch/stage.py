@@ -42,6 +42,7 @@ from elastic.world import AGENT_SOCKET, ARENAS, EVENTS_PATH, JOB_ID, LEASE_PAGE,
 logger = logging.getLogger(__name__)
 
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
+THREADS = "OMP_NUM_THREADS"
 HEAR_OUT_S = 2.0
 """How long to wait for the last words of workers that have ended; they are there already, and are only to be read."""
 
@@ -150,6 +151,7 @@ class Stage:
                 LEASE_PAGE: str(self._page.path),
                 ARENAS: ",".join(self._make_arenas(slots)),
                 **self._interface(),
+                **threads_for(self._settings.training.threads_per_worker, environ=os.environ),
             }
         )
         self._stack.callback(self.coordinator.stop)
@@ -253,3 +255,8 @@ class Stage:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+def threads_for(wanted: int, *, environ: Mapping[str, str]) -> dict[str, str]:
+    """How many threads torch starts in a worker, as a variable, unless somebody set it already; 0: that is torch's."""
+    return {THREADS: str(wanted)} if wanted and not environ.get(THREADS) else {}

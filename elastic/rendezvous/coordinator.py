@@ -93,7 +93,7 @@ class Coordinator:
             page=page,
             keeper=keeper,
         )
-        self._leader = Leader(store, keys=self._keys, limits=options.limits, clock=clock, emit=emit)
+        self._leader = Leader(store, keys=self._keys, limits=options, clock=clock, emit=emit)
         self._election = Election(store, keys=self._keys, agent=identity.agent, lead=self._leader.lead)
         self._commits = Commits(store, keys=self._keys, agent=identity.agent, clock=clock)
         self._lost_world = LostWorld(

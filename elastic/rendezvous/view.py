@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 
 from elastic.rendezvous.model import Barred, Cut, Member, MemberState, ProbeResult, Seat, World
 
+_LONGER_S = 30.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
@@ -19,7 +21,8 @@ class Limits:
 
     first_wait_s: at a first start, for further nodes, counted from the last arrival.
     late_wait_s: for a member that answers but is not back. planned_wait_s: the same while workers finish and save.
-    unconfirmed_s: for a member at work that answers but has no key. reprobe_s: until an answer counts as old.
+    unconfirmed_limit_s: how long workers may go on while their agent's lease is not certain. reprobe_s: until an
+    answer counts as old.
     no_progress_limit: failures without getting past a step that end the job. bucket_limit: generations without
     progress that one reason may end.
     """
@@ -29,10 +32,18 @@ class Limits:
     first_wait_s: float = 3.0
     late_wait_s: float = 5.0
     planned_wait_s: float = 120.0
-    unconfirmed_s: float = 330.0
+    unconfirmed_limit_s: float = 300.0
     reprobe_s: float = 1.0
     no_progress_limit: int = 3
     bucket_limit: int = 10
+
+    @property
+    def unconfirmed_s(self) -> float:
+        """How long a member at work that answers but has no key is left alone.
+
+        The leader is the more patient one: an agent ends its own workers at the limit, which needs no store.
+        """
+        return self.unconfirmed_limit_s + _LONGER_S
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,16 +37,18 @@ from elastic.data.fetch import Collate
 from elastic.distributed.group import Alone, Collectives, choose_device, join
 from elastic.distributed.likeness import check_alike, measure
 from elastic.distributed.replicate import Replica
-from elastic.errors import CheckpointError, LossNotFinite, Regroup, UsageError
+from elastic.errors import CheckpointError, LossNotFinite, UsageError
 from elastic.events import GroupReady, Notice, RunFinished
 from elastic.lifetime import die_with_agent
-from elastic.link import AgentLink, Link, NoLink
+from elastic.link import Link, NoLink
 from elastic.plan.likeness import Likeness, recorded_in
 from elastic.session.committer import choose_committer
 from elastic.session.course import Course
 from elastic.session.ending import end_worker
 from elastic.session.evaluation import Measure, evaluate
+from elastic.session.leaving import LeaveOnSignal
 from elastic.session.memory import open_memory
+from elastic.session.place import check_same_root, connect
 from elastic.session.randomness import seed_everything
 from elastic.session.reporter import Reporter
 from elastic.session.source import DataSource
@@ -82,6 +84,7 @@ class Session:
         self._link: Link = NoLink()
         self._course: Course | None = None
         self._open_step: Step | None = None
+        self._leaving = LeaveOnSignal(link=lambda: self._link)
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -100,12 +103,12 @@ class Session:
 
     def _open(self) -> None:
         die_with_agent(self._environ)
-        self._link = _connect(self.world)  # first, so that the agent hears of whatever goes wrong
+        self._link = connect(self.world)  # first, so that the agent hears of whatever goes wrong
         resolved = self._given or resolve(sys.argv[1:], environ=self._environ, strict=False).settings
         self.settings = with_overrides(resolved, self._overrides) if self._overrides else resolved
         world = choose_device(self.world)
         save_path = self.settings.checkpoint.save_path
-        _same_root(world, save_path)
+        check_same_root(world, save_path)
         identity = claim(save_path, job_id=world.job_id)
         self._report = Reporter(world=world, link=self._link, save_path=save_path, clock=self._clock)
         self._stack.callback(self._report.close)
@@ -162,7 +165,12 @@ class Session:
             end_worker(error, link=self._link, group=self._group, step=step)
 
     def parallelize(self, model: nn.Module) -> nn.Module:
-        """Put a model on this worker's device, equal on all ranks; returns the plain module."""
+        """Put a model on this worker's device, equal on all ranks; returns the plain module.
+
+        Buffers are not summed over ranks: BatchNorm normalises each micro-batch by itself, and its running statistics
+        are those of rank 0's samples, so that they depend on the world size. Layers that wait for other ranks in
+        their forward pass (SyncBatchNorm) hang, since ranks differ in how many micro-batches they run.
+        """
         model = model.to(self.world.device)
         replica = Replica(model, self._group, exact=self.settings.training.numerics is Numerics.EXACT)
         replica.align()
@@ -240,6 +248,7 @@ class Session:
             DataError: the data cannot be used, or is not what the saved run was using.
             NothingToRestore: load_path was given and holds nothing to restore.
             Regroup: from inside the loop, when the membership is about to change; the state was saved before.
+            Preempted: the same without an agent of ours, on a signal.
             CheckpointError: the last step could not be saved, so that the run is not finished.
         """
         if not self._replicas:
@@ -260,6 +269,7 @@ class Session:
         self._tell_restart(restored)
         if restored.own:
             self._take_up(course)
+        self._stack.enter_context(self._leaving)  # not before: there is nothing to save until here
         yield from self._run(course)
 
     def _take_up(self, course: Course) -> None:
@@ -281,9 +291,7 @@ class Session:
     def _run(self, course: Course) -> Iterator[Step]:
         manager = self._manager
         while not course.finished:
-            step = course.next_step(
-                self._group, tuple(self._replicas), self._link.regroup_wanted, lambda: manager.ready
-            )
+            step = course.next_step(self._group, tuple(self._replicas), self._leaving.wanted, lambda: manager.ready)
             self._open_step = step
             yield step
             self._open_step = None
@@ -301,7 +309,7 @@ class Session:
             elif manager.snapshot_due(course.iteration):
                 manager.snapshot(self._tracked, course.save_meta())
             if regroup and not course.finished:
-                raise Regroup(f"the membership changes at step {course.iteration}")
+                raise self._leaving.ending(course.iteration)
         self._report(RunFinished(iteration=course.iteration, consumed_samples=course.consumed_samples))
 
     def _after_skip(self, course: Course, step: Step) -> None:
@@ -327,21 +335,3 @@ class Session:
                     f"of {training.global_batch_size} is {slots} micro-batches of {training.micro_batch_size}"
                 )
             )
-
-
-def _connect(world: World) -> Link:
-    if world.agent_socket is None:
-        return NoLink()
-    return AgentLink(world.agent_socket, rank=world.rank, generation=world.generation, pid=os.getpid())
-
-
-def _same_root(world: World, save_path: str) -> None:
-    """Agent and worker must mean the same run: the agent's event file lies in its save path."""
-    if world.events_path is None:
-        return
-    agents = os.path.realpath(os.path.dirname(os.path.dirname(world.events_path)))
-    if agents != os.path.realpath(save_path):
-        raise UsageError(
-            f"the agent works for the save path {agents}, this worker for {os.path.realpath(save_path)}; set it where "
-            "both see it: --checkpoint.save_path after the script, or ELASTIC__CHECKPOINT__SAVE_PATH"
-        )

@@ -8,27 +8,7 @@ import pytest
 from elastic.errors import ExitCode, Preempted
 from elastic.events import Cause, NodesAwaited, Outcome
 from elastic.rendezvous import reaching
-from elastic.rendezvous.memory import MemoryServer, MemoryStore
 from elastic.rendezvous.model import Phase, ProbeResult
-from tests.harness.agents import Job
-
-
-@pytest.fixture
-def server():
-    return MemoryServer()
-
-
-@pytest.fixture
-def make_job(server):
-    jobs = []
-
-    def make(**options):
-        jobs.append(Job(lambda: MemoryStore(server), **options))
-        return jobs[-1]
-
-    yield make
-    for job in jobs:
-        job.close()
 
 
 def die(job, agent):
@@ -85,8 +65,8 @@ def test_too_few_nodes_end_with_75_and_an_event_says_what_is_awaited(make_job):
     assert isinstance(a.ended, Preempted)
     assert a.ended.exit_code == ExitCode.PREEMPTED
     told = [event for agent in (a, b) for event in agent.events if isinstance(event, NodesAwaited)]
-    assert [(event.here, event.needed) for event in told][:2] == [(1, 3), (2, 3)]
-    assert "of at least 3" in told[0].reason
+    assert (2, 3) in [(event.here, event.needed) for event in told]
+    assert all("of at least 3" in event.reason for event in told)
 
 
 def test_a_node_that_comes_while_a_round_closes_gets_in(make_job):
