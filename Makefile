@@ -6,7 +6,7 @@ PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-all transcripts tables demo bench-recovery bench-rendezvous lint types clean
+.PHONY: help setup test test-all transcripts tables demo bench-recovery bench-rendezvous bench-data lint types clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +44,9 @@ bench-recovery: setup  ## seconds from a fault to the next step, beside stock to
 
 bench-rendezvous: setup  ## seconds until thousands of simulated agents agree, beside torch's own rendezvous
 	@$(PY) -m tests.bench.rendezvous
+
+bench-data: setup  ## samples used twice and never through a change of the world size, ours and others', by the audit
+	@$(PY) -m tests.bench.data_order
 
 lint: setup  ## check style
 	@$(PY) -m ruff check .
