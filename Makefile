@@ -6,7 +6,8 @@ PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-all transcripts tables demo bench-recovery bench-rendezvous bench-data lint types clean
+.PHONY: help setup test test-all transcripts tables demo bench-recovery bench-rendezvous bench-data bench-exact \
+  bench-overhead lint types clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +48,12 @@ bench-rendezvous: setup  ## seconds until thousands of simulated agents agree, b
 
 bench-data: setup  ## samples used twice and never through a change of the world size, ours and others', by the audit
 	@$(PY) -m tests.bench.data_order
+
+bench-exact: setup  ## the bits at each world size, and what numerics: exact costs beside a plain sum and DDP
+	@$(PY) -m tests.bench.exact
+
+bench-overhead: setup  ## what the whole system costs a step, beside a bare DDP loop on the same model
+	@$(PY) -m tests.bench.overhead
 
 lint: setup  ## check style
 	@$(PY) -m ruff check .
