@@ -57,7 +57,7 @@ def start(
     """Without survivors: form when all places are taken, or a while after the last arrival."""
     limits, joiners = view.limits, gathering.joiners
     if len(joiners) < limits.min_nodes:
-        return _too_few(view, gathering)
+        return dataclasses.replace(_too_few(view, gathering), awaited=limits.min_nodes - len(joiners))
     reason = f"nodes here: all {limits.max_nodes}"
     if len(joiners) < limits.max_nodes:
         until_s = max(view.arrived_s[member.agent] for member in joiners) + limits.first_wait_s

@@ -9,9 +9,13 @@ from elastic.rendezvous.model import World
 
 @dataclass(frozen=True, kw_only=True)
 class Wait:
-    """Do nothing until something changes, or until this second of the leader's clock."""
+    """Do nothing until something changes, or until this second of the leader's clock.
+
+    `awaited`: nothing will come of it before so many members have written.
+    """
 
     until_s: float | None = None
+    awaited: int = 1
     reason: str
 
 
