@@ -168,3 +168,24 @@ def test_min_nodes_that_do_not_come(tmp_path: Path, etcd: EtcdServer) -> None:
         assert run.wait_exit("a", limit_s=60) == 75
         ended = [r.event for r in read_records(run.save_path / "events") if isinstance(r.event, JobEnded)]
         assert "1 of at least 2 nodes came within 4 s" in ended[-1].reason
+
+
+def test_a_node_whose_workers_fail_is_left_out_and_the_next_agent_there_rests(tmp_path: Path, etcd: EtcdServer) -> None:
+    broken = {"ELASTIC__JOB__TARGET": "tests.harness.small_job:always_fails"}
+    with cluster(tmp_path, etcd.endpoint, steps=100_000, **LONG_LEASE) as run:
+        for name in ("a", "b"):
+            run.start(name)
+        run.wait_step(40, world_size=2)
+        run.start("c", **broken)
+        assert run.wait_exit("c", limit_s=90) == 1
+        assert "broken on purpose" in run.nodes["c"].log.read_text()
+        step = run.wait_step(1, world_size=2, since=run.now())
+        at = run.now()
+        run.start("c", **broken)
+        run.wait(
+            lambda r: r.node == "c" and isinstance(r.event, AgentStarted), what="another agent", limit_s=30, since=at
+        )
+        reached = step.event.iteration + 200  # type: ignore[attr-defined]
+        assert run.wait_step(reached, world_size=2, since=at).generation == step.generation, "it is let in later"
+        leave_all(run)
+        exact_account(run)
