@@ -112,10 +112,11 @@ class CheckpointManager:
             nonce=self._nonce,
             clock=self._clock,
             generation=self._generation,
+            tier=self._snapshots.tier,
         )
         restored = reader.restore(tracked)
         if restored.own:
-            self._committed, self._ancestors = restored.iteration, reader.ancestors
+            self._committed, self._ancestors = reader.durable, reader.ancestors
             if self._caretaker is not None:
                 self._caretaker.set_aside_newer(restored.iteration)
         self._emit(
@@ -212,7 +213,8 @@ class CheckpointManager:
         if self._identity is None or not self._snapshots.kept:
             return
         captured = capture(tracked)
-        self._snapshots.keep(self._draft(meta, self._identity, captured, None), self._shards(captured), captured)
+        health = judge_health(meta.signs).status
+        self._snapshots.keep(self._draft(meta, self._identity, captured, health), self._shards(captured), captured)
 
     def close(self) -> None:
         """Give up what is under way, and the memory tier."""
