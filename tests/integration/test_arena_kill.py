@@ -54,9 +54,11 @@ def check(places: Places) -> tuple[int, bool]:
     return held[0].manifest.iteration, len(held) == 1
 
 
-@pytest.mark.parametrize("kills", [30, pytest.param(1000, marks=pytest.mark.exhaustive)])
-def test_killed_at_random_moments(kills):
-    dice = random.Random(kills)
+@pytest.mark.parametrize(
+    ("kills", "seed"), [(30, 0), *(pytest.param(100, seed, marks=pytest.mark.exhaustive) for seed in range(1, 11))]
+)
+def test_killed_at_random_moments(kills, seed):
+    dice = random.Random(seed)
     made = [anonymous_arena("elastic-test") for _ in range(2)]
     places = Places(own=(made[0][1], made[1][1]))
     newest = inside = 0
