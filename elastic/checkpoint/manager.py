@@ -19,7 +19,8 @@ from elastic.checkpoint.layout import Health
 from elastic.checkpoint.manifest import Manifest
 from elastic.checkpoint.memory import MemoryTier
 from elastic.checkpoint.policy import SaveVerdict, judge_health, save_due
-from elastic.checkpoint.reader import Reader, Restored
+from elastic.checkpoint.reader import Reader
+from elastic.checkpoint.restored import Restored
 from elastic.checkpoint.rng import capture_rng
 from elastic.checkpoint.root import RootIdentity
 from elastic.checkpoint.seams import Committer, Group, Settings
@@ -112,10 +113,11 @@ class CheckpointManager:
             nonce=self._nonce,
             clock=self._clock,
             generation=self._generation,
+            tier=self._snapshots.tier,
         )
         restored = reader.restore(tracked)
         if restored.own:
-            self._committed, self._ancestors = restored.iteration, reader.ancestors
+            self._committed, self._ancestors = reader.durable, reader.ancestors
             if self._caretaker is not None:
                 self._caretaker.set_aside_newer(restored.iteration)
         self._emit(
@@ -213,7 +215,8 @@ class CheckpointManager:
         if self._identity is None or not self._snapshots.kept:
             return
         captured = capture(tracked)
-        self._snapshots.keep(self._draft(meta, self._identity, captured, None), self._shards(captured), captured)
+        health = judge_health(meta.signs).status
+        self._snapshots.keep(self._draft(meta, self._identity, captured, health), self._shards(captured), captured)
 
     def close(self) -> None:
         """Give up what is under way, and the memory tier."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from elastic.checkpoint.draft import SaveMeta
 from elastic.checkpoint.policy import Signs
-from elastic.checkpoint.reader import Restored
+from elastic.checkpoint.restored import Restored
 from elastic.clock import Clock
 from elastic.config.load import to_plain
 from elastic.config.model import Settings

@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 from elastic.checkpoint.manager import CheckpointManager
-from elastic.checkpoint.reader import Restored
+from elastic.checkpoint.restored import Restored
 from elastic.checkpoint.root import claim
 from elastic.checkpoint.seams import LockCommitter
 from elastic.clock import SYSTEM_CLOCK, Clock

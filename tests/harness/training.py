@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from elastic.checkpoint.reader import Restored
+from elastic.checkpoint.restored import Restored
 from elastic.clock import ManualClock
 from elastic.config.load import with_overrides
 from elastic.config.model import Settings

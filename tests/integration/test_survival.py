@@ -8,13 +8,25 @@ from pathlib import Path
 
 import pytest
 
-from elastic.events import Cause, CheckpointSaved, Recovered, Rescaled, RunFinished, WorkerLost, read_records
+from elastic.events import (
+    Cause,
+    CheckpointSaved,
+    Record,
+    Recovered,
+    Rescaled,
+    Restored,
+    RunFinished,
+    WorkerLost,
+    read_records,
+)
 from elastic.local.etcd import EtcdServer
-from tests.harness.survival import cluster, exact_account, lineage_losses, restored_steps, run_alone
+from tests.harness.survival import cluster, durable, exact_account, lineage_losses, restored_steps, run_alone
 
 pytestmark = pytest.mark.integration
 
 STEPS = 700
+MEMORY_STEPS = 10
+"""From one copy in memory to the next: the default."""
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +39,15 @@ def assert_same_losses(run: dict[int, float], undisturbed: dict[int, float], *, 
     """fp32 and another order of adding up: equal to 1e-5 for a while after a resume."""
     for step in range(first, first + count):
         assert run[step] == pytest.approx(undisturbed[step], rel=1e-5), f"step {step}"
+
+
+def assert_from_memory(records: list[Record]) -> None:
+    """After the fault every rank went on from the newest copy that any of them still had."""
+    last = max(r.generation for r in records if isinstance(r.event, Restored))
+    back = [r.event for r in records if isinstance(r.event, Restored) and r.generation == last]
+    assert {each.tier for each in back} == {"memory"}, back
+    copies = [r.event for r in records if isinstance(r.event, CheckpointSaved) and r.generation == last - 1]
+    assert {each.iteration for each in back} == {max(each.iteration for each in copies)}
 
 
 def test_worker_kill(tmp_path: Path, etcd: EtcdServer, undisturbed: dict[int, float]) -> None:
@@ -44,10 +65,11 @@ def test_worker_kill(tmp_path: Path, etcd: EtcdServer, undisturbed: dict[int, fl
         assert "SIGKILL" in lost.event.reason
         recovered = run.wait(lambda r: isinstance(r.event, Recovered), what="recovery", limit_s=60, since=before)
         assert isinstance(recovered.event, Recovered)
-        assert recovered.event.lost_steps <= 25 + 1
+        assert recovered.event.lost_steps <= MEMORY_STEPS + 1
         assert [run.wait_exit(name) for name in ("a", "b")] == [0, 0]
         assert exact_account(run).steps == STEPS
         records = read_records(run.save_path / "events")
+        assert_from_memory(records)
         assert_same_losses(lineage_losses(records), undisturbed, first=max(restored_steps(records).values()) + 1)
 
 
@@ -68,6 +90,7 @@ def test_node_kill(tmp_path: Path, etcd: EtcdServer, undisturbed: dict[int, floa
         assert [run.wait_exit(name) for name in survivors] == [0, 0]
         assert exact_account(run).steps == STEPS
         records = read_records(run.save_path / "events")
+        assert_from_memory(records)
         assert_same_losses(lineage_losses(records), undisturbed, first=max(restored_steps(records).values()) + 1)
 
 
@@ -123,7 +146,7 @@ def test_stop_and_resume_at_another_world_and_batch(tmp_path: Path, etcd: EtcdSe
         for name in ("a", "b"):
             run.nodes[name].signal(signal.SIGTERM)
         assert [run.wait_exit(name) for name in ("a", "b")] == [75, 75]
-        saved = [r.event for r in read_records(run.save_path / "events") if isinstance(r.event, CheckpointSaved)]
+        saved = [r.event for r in read_records(run.save_path / "events") if durable(r)]
         stopped_at = saved[-1]
     doubled = {"ELASTIC__TRAINING__GLOBAL_BATCH_SIZE": "44"}
     steps = stopped_at.consumed_samples // 44 + 60
