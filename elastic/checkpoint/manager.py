@@ -213,6 +213,8 @@ class CheckpointManager:
         if self._identity is None or not self._snapshots.kept:
             return
         captured = capture(tracked)
+        if captured.cuts:
+            return  # a restart needs the parts of other nodes, too: those are on disk
         self._snapshots.keep(self._draft(meta, self._identity, captured, None), self._shards(captured), captured)
 
     def close(self) -> None:
@@ -284,6 +286,7 @@ class CheckpointManager:
             model=captured.model,
             opt=captured.opt,
             own=own,
+            cuts=captured.cuts,
             rank=self._group.rank,
             world_size=self._group.size,
             prefix=self._prefix,
