@@ -82,3 +82,15 @@ def test_everybody_on_one_node_is_signalled(tmp_path: Path, etcd: EtcdServer) ->
         assert run.wait_exit("b", limit_s=45) == 75
         assert run.wait_exit("a", limit_s=90) == 0
         assert (exact_account(run).steps, exact_account(run).recomputed_steps) == (600, 0)
+
+
+@pytest.mark.exhaustive
+def test_a_step_may_take_as_long_as_the_stop_time_allows(tmp_path: Path, etcd: EtcdServer) -> None:
+    job = {"ELASTIC__JOB__TARGET": "tests.harness.small_job:slow"}
+    with cluster(tmp_path, etcd.endpoint, steps=400, options=("--shutdown-timeout=60",), **job) as run:
+        run.start("a")
+        run.wait_step(1)
+        run.nodes["a"].signal(signal.SIGTERM)
+        assert run.wait_exit("a", limit_s=60) == 75
+        saved = [r.event for r in read_records(run.save_path / "events") if isinstance(r.event, CheckpointSaved)]
+        assert saved[-1].iteration == 2, "the step that was under way is done and saved"
