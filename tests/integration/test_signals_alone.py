@@ -66,7 +66,8 @@ def test_plain_python_saves_and_leaves(tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_under_torchs_own_agent_all_workers_save_and_leave(tmp_path: Path) -> None:
-    command = [TORCHRUN, "--standalone", "--nproc-per-node=2", "elastic/worker.py"]
+    meet = ("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--rdzv-id=one")
+    command = [TORCHRUN, *meet, "--nproc-per-node=2", "elastic/worker.py"]
     leave_and_go_on(command, tmp_path / "run", codes=(1, 0))  # 1 is torchrun's own, whatever its workers say
 
 
