@@ -6,7 +6,8 @@ PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-all transcripts tables demo bench-recovery bench-rendezvous lint types clean
+.PHONY: help setup test test-all transcripts tables demo bench-recovery bench-rendezvous bench-data bench-exact \
+  bench-overhead lint types clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +45,15 @@ bench-recovery: setup  ## seconds from a fault to the next step, beside stock to
 
 bench-rendezvous: setup  ## seconds until thousands of simulated agents agree, beside torch's own rendezvous
 	@$(PY) -m tests.bench.rendezvous
+
+bench-data: setup  ## samples used twice and never through a change of the world size, ours and others', by the audit
+	@$(PY) -m tests.bench.data_order
+
+bench-exact: setup  ## the bits at each world size, and what numerics: exact costs beside a plain sum and DDP
+	@$(PY) -m tests.bench.exact
+
+bench-overhead: setup  ## what the whole system costs a step, beside a bare DDP loop on the same model
+	@$(PY) -m tests.bench.overhead
 
 lint: setup  ## check style
 	@$(PY) -m ruff check .

@@ -157,7 +157,7 @@ class TorchGroup:
 
     def start_collect(self, whole: torch.Tensor, piece: torch.Tensor) -> Pending:
         with peer_errors("collecting gradients"):
-            work = dist.all_gather_into_tensor(whole, piece, async_op=True)
+            work = dist.all_gather_single(whole, piece, async_op=True)
         return _Work(work, doing="collecting gradients")
 
     def broadcast_(self, tensor: torch.Tensor) -> None:

@@ -16,6 +16,8 @@ from elastic.events import Cause
 from elastic.rendezvous.model import Barred, Bucket, Failure, FailureReport
 
 _OWN = frozenset({Bucket.EXCEPTION, Bucket.EXIT, Bucket.SIGNAL})
+# The world tells them to everyone. More say nothing new: a bug fails on all nodes alike.
+_MOST_OF_A_GENERATION = 16
 # A worker that ends so has said that starting it again cannot help.
 _FINAL = frozenset({ExitCode.USAGE, ExitCode.FENCED})
 _CLOSED_BY = {Cause.WORKER_SIGNAL: Bucket.SIGNAL, Cause.GROUP_FAILED: Bucket.GROUP, Cause.PEER_LOST: Bucket.PEER}
@@ -184,7 +186,7 @@ def _extend(history: tuple[Failure, ...], *, generation: int, reports: Sequence[
         )
         for one in reports
         if (generation, one.agent) not in known
-    )
+    )[: max(0, _MOST_OF_A_GENERATION - sum(failure.generation == generation for failure in history))]
     earlier = [failure.step for failure in history if failure.generation < generation]
     if added and earlier and max(failure.step for failure in added) > max(earlier):
         history = tuple(failure for failure in history if failure.generation == generation)

@@ -12,9 +12,11 @@ class Wait:
     """Do nothing until something changes, or until this second of the leader's clock.
 
     `short`: how many nodes must still come before a world can be agreed.
+    `awaited`: nothing will come of it before so many members have written.
     """
 
     until_s: float | None = None
+    awaited: int = 1
     reason: str
     short: int = 0
 

@@ -43,7 +43,7 @@ def test_quick_rejoin(tmp_path: Path, etcd: EtcdServer, pause_s: float) -> None:
         run.nodes["b"].kill()
         SYSTEM_CLOCK.sleep(pause_s)  # the fault's own length
         run.start("b")
-        step = run.wait_step(1, world_size=3, limit_s=60, since=at)
+        step = run.wait_step(1, world_size=3, limit_s=60, since=at, after=first.generation)
         assert step.generation <= first.generation + 2, "at most one world without it"
         assert sorted(nodes_of(run, step.generation)) == ["a", "b", "c"]
         leave_all(run)
@@ -106,7 +106,7 @@ def test_a_spare_takes_over_at_once_and_leaves_with_success(tmp_path: Path, etcd
         assert before.generation == first.generation, "spares disturb nobody"
         at = run.now()
         run.nodes["a"].kill()
-        step = run.wait_step(1, world_size=2, limit_s=30, since=at)
+        step = run.wait_step(1, world_size=2, limit_s=30, since=at, after=first.generation)
         assert step.generation == first.generation + 1, "no world of one in between"
         ends = {name: run.wait_exit(name, limit_s=120) for name in ("b", "c", "d")}
         assert ends == {"b": 0, "c": 0, "d": 0}
@@ -131,7 +131,7 @@ def test_two_agents_of_one_name_the_later_wins(tmp_path: Path, etcd: EtcdServer)
     with cluster(tmp_path, etcd.endpoint, steps=400, **LONG_LEASE) as run:
         run.start("b")
         earlier = run.start("a")
-        run.wait_step(40, world_size=2)
+        first = run.wait_step(40, world_size=2)
         at = run.now()
         try:
             run.start("a")
@@ -140,7 +140,7 @@ def test_two_agents_of_one_name_the_later_wins(tmp_path: Path, etcd: EtcdServer)
             earlier.end()
         fenced = [r.event.reason for r in read_records(run.save_path / "events") if isinstance(r.event, Fencing)]
         assert any("the later one has it" in reason for reason in fenced), fenced
-        run.wait_step(1, world_size=2, limit_s=60, since=at)
+        run.wait_step(1, world_size=2, limit_s=60, since=at, after=first.generation)
         assert [run.wait_exit(name, limit_s=120) for name in ("a", "b")] == [0, 0]
         assert exact_account(run).steps == 400
 
@@ -168,3 +168,24 @@ def test_min_nodes_that_do_not_come(tmp_path: Path, etcd: EtcdServer) -> None:
         assert run.wait_exit("a", limit_s=60) == 75
         ended = [r.event for r in read_records(run.save_path / "events") if isinstance(r.event, JobEnded)]
         assert "1 of at least 2 nodes came within 4 s" in ended[-1].reason
+
+
+def test_a_node_whose_workers_fail_is_left_out_and_the_next_agent_there_rests(tmp_path: Path, etcd: EtcdServer) -> None:
+    broken = {"ELASTIC__JOB__TARGET": "tests.harness.small_job:always_fails"}
+    with cluster(tmp_path, etcd.endpoint, steps=100_000, **LONG_LEASE) as run:
+        for name in ("a", "b"):
+            run.start(name)
+        run.wait_step(40, world_size=2)
+        run.start("c", **broken)
+        assert run.wait_exit("c", limit_s=90) == 1
+        assert "broken on purpose" in run.nodes["c"].log.read_text()
+        step = run.wait_step(1, world_size=2, since=run.now())
+        at = run.now()
+        run.start("c", **broken)
+        run.wait(
+            lambda r: r.node == "c" and isinstance(r.event, AgentStarted), what="another agent", limit_s=30, since=at
+        )
+        reached = step.event.iteration + 200  # type: ignore[attr-defined]
+        assert run.wait_step(reached, world_size=2, since=at).generation == step.generation, "it is let in later"
+        leave_all(run)
+        exact_account(run)

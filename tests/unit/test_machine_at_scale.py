@@ -6,10 +6,12 @@ import pstats
 
 import pytest
 
+from elastic.events import Cause
+from elastic.rendezvous.apart import lay_apart
 from elastic.rendezvous.machine import decide
 from elastic.rendezvous.membership import AgentIdentity, first_member
-from elastic.rendezvous.model import Member, MemberState, ProbeResult, World
-from elastic.rendezvous.verdict import Form, Open, Verdict
+from elastic.rendezvous.model import FailureReport, Member, MemberState, ProbeResult, World, world_to_json
+from elastic.rendezvous.verdict import Close, Form, Open, Verdict
 from elastic.rendezvous.view import LeaderView, Limits, observe, with_probes
 from tests.harness.agents import PEER_LOST
 
@@ -72,7 +74,36 @@ def hear_complaints(nodes: int) -> tuple[Verdict, int]:
     return verdict_of(view_of(nodes, members=members, world=world), is_a=Open)
 
 
-@pytest.mark.parametrize("case", [start, lose, form_anew, hear_complaints])
+def fail_everywhere(nodes: int) -> tuple[Verdict, int]:
+    """The same bug on all nodes."""
+    world = start(nodes)[0].world
+    report = FailureReport(cause=Cause.WORKER_EXIT, rank=0, step=7, signature="ValueError", committed_steps=1)
+    return verdict_of(view_of(nodes, members=asking(nodes, ended=1, report=report), world=world), is_a=Open)
+
+
+def half_die(nodes: int) -> tuple[Verdict, int]:
+    members = asking(nodes)
+    world = start(nodes)[0].world
+    dead = [members.popitem()[0] for _ in range(nodes // 2)]
+    view = view_of(nodes, members=members, world=world)
+    return verdict_of(with_probes(view, results=dict.fromkeys(dead, ProbeResult.SILENT), now_s=2.0), is_a=Open)
+
+
+def all_are_done(nodes: int) -> tuple[Verdict, int]:
+    members = {
+        agent: dataclasses.replace(member, state=MemberState.DONE, ended_generation=1)
+        for agent, member in asking(nodes).items()
+    }
+    return verdict_of(view_of(nodes, members=members, world=start(nodes)[0].world), is_a=Close)
+
+
+@pytest.mark.parametrize("case", [start, lose, form_anew, hear_complaints, fail_everywhere, half_die, all_are_done])
+def test_what_everyone_is_told_stays_short(case):
+    world, _parts = lay_apart(case(MANY)[0].world, before=None)
+    assert len(world_to_json(world)) < 5000
+
+
+@pytest.mark.parametrize("case", [start, lose, form_anew, hear_complaints, fail_everywhere, half_die, all_are_done])
 def test_work_is_linear(case):
     (_, few), (_, many) = case(FEW), case(MANY)
     assert many / few < MOST, (few, many)
