@@ -101,7 +101,12 @@ class Coordinator:
         )
         self._watch = WorldWatch(store, keys=self._keys, agent=identity.agent, on_change=self._world_changed)
         self._name = NodeName(store, keys=self._keys, node=identity.node, agent=identity.agent, on_taken=on_change)
-        self._reaching = Reaching(member=lambda: self._registration.member, report=self.report_unreachable, clock=clock)
+        self._reaching = Reaching(
+            member=lambda: self._registration.member,
+            seats=self.known_seats,
+            report=self.report_unreachable,
+            clock=clock,
+        )
         self._generation = self._seen_closed = 0
         self._joined: World | None = None
         self._asked_s = 0.0

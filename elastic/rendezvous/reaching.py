@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from elastic.clock import Clock
-from elastic.rendezvous.model import Member, Phase, ProbeResult, World
+from elastic.rendezvous.model import Member, Phase, ProbeResult, Seat, World
 from elastic.rendezvous.probe import Target, probe_all
 
 AGAIN_S = 2.0
@@ -16,9 +16,15 @@ class Reaching:
     """Used from the waiting thread. `report` says anew who is out of reach."""
 
     def __init__(
-        self, *, member: Callable[[], Member], report: Callable[[Collection[str]], None], clock: Clock
+        self,
+        *,
+        member: Callable[[], Member],
+        seats: Callable[[World], Sequence[Seat]],
+        report: Callable[[Collection[str]], None],
+        clock: Clock,
     ) -> None:
-        self._member, self._report, self._clock = member, report, clock
+        """`seats`: those of a world whose places this agent knows."""
+        self._member, self._seats, self._report, self._clock = member, seats, report, clock
         self._round: tuple[int, Phase] | None = None
         self._next_s = 0.0
 
@@ -31,7 +37,7 @@ class Reaching:
         named = set(self._member().unreachable)
         if not named or world.phase is Phase.CLOSED or now_s < self._next_s:
             return
-        seats = [seat for seat in world.seats if seat.agent in named][:_MOST]
+        seats = [seat for seat in self._seats(world) if seat.agent in named][:_MOST]
         results = probe_all({seat.agent: Target(address=seat.address, port=seat.probe_port) for seat in seats})
         self._next_s = self._clock.monotonic_s() + AGAIN_S
         reached = {agent for agent, result in results.items() if result is ProbeResult.ALIVE}

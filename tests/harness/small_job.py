@@ -91,3 +91,15 @@ def stuck(settings: Settings) -> Job:
     return Job(
         model=build_model, dataset=build_dataset, loss=never, optimizer=lambda m: torch.optim.SGD(m.parameters())
     )
+
+
+def slow(settings: Settings) -> Job:
+    """Each micro-batch takes a second: a step takes longer than many a scheduler waits."""
+
+    def patient(model: nn.Module, batch: Any) -> torch.Tensor:
+        threading.Event().wait(1.0)
+        return loss(model, batch)
+
+    return Job(
+        model=build_model, dataset=build_dataset, loss=patient, optimizer=lambda m: torch.optim.SGD(m.parameters())
+    )

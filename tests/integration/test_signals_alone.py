@@ -66,7 +66,8 @@ def test_plain_python_saves_and_leaves(tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_under_torchs_own_agent_all_workers_save_and_leave(tmp_path: Path) -> None:
-    command = [TORCHRUN, "--standalone", "--nproc-per-node=2", "elastic/worker.py"]
+    meet = ("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--rdzv-id=one")
+    command = [TORCHRUN, *meet, "--nproc-per-node=2", "elastic/worker.py"]
     leave_and_go_on(command, tmp_path / "run", codes=(1, 0))  # 1 is torchrun's own, whatever its workers say
 
 
@@ -82,3 +83,15 @@ def test_everybody_on_one_node_is_signalled(tmp_path: Path, etcd: EtcdServer) ->
         assert run.wait_exit("b", limit_s=45) == 75
         assert run.wait_exit("a", limit_s=90) == 0
         assert (exact_account(run).steps, exact_account(run).recomputed_steps) == (600, 0)
+
+
+@pytest.mark.exhaustive
+def test_a_step_may_take_as_long_as_the_stop_time_allows(tmp_path: Path, etcd: EtcdServer) -> None:
+    job = {"ELASTIC__JOB__TARGET": "tests.harness.small_job:slow"}
+    with cluster(tmp_path, etcd.endpoint, steps=400, options=("--shutdown-timeout=60",), **job) as run:
+        run.start("a")
+        run.wait_step(1)
+        run.nodes["a"].signal(signal.SIGTERM)
+        assert run.wait_exit("a", limit_s=60) == 75
+        saved = [r.event for r in read_records(run.save_path / "events") if isinstance(r.event, CheckpointSaved)]
+        assert saved[-1].iteration == 2, "the step that was under way is done and saved"

@@ -109,6 +109,12 @@ def test_the_same_exception_twice_closes_the_job_for_all(make_job):
     b.fail(report)
     closed = job.expect_end([a, b])
     assert [(end.outcome, end.exit_code, end.text) for end in closed] == [(Outcome.FAILED, 1, "Traceback")] * 2
+    for agent in (a, b):
+        job.agents.remove(agent)
+        agent.stop()
+        agent.store.close()
+    again = job.add("a")
+    assert job.expect([again], size=1, after=2) == 3, "a job of the same id starts anew, whatever the last one came to"
 
 
 def test_a_closed_job_starts_again_with_a_higher_generation(make_job):

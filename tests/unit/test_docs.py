@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -28,6 +29,21 @@ def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
         if "://" not in target:
             assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
+
+
+def test_tests_that_are_named_exist():
+    found = {path.stem: _tests_of(path) for path in (ROOT / "tests").rglob("test_*.py")}
+    pages = {page.name: re.findall(r"`(test_\w+)::(test_\w+)`", page.read_text()) for page in PAGES}
+    assert pages["cases.md"]
+    assert pages["PROTOCOL.md"]
+    for page, named in pages.items():
+        for file, test in named:
+            assert test in found.get(file, ()), f"{page} names {file}::{test}, which is not there"
+
+
+def _tests_of(path: Path) -> set[str]:
+    nodes = ast.walk(ast.parse(path.read_text()))
+    return {node.name for node in nodes if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")}
 
 
 def test_make_targets_exist():

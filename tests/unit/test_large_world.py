@@ -136,6 +136,19 @@ def test_a_spare_that_leads_writes_it_again(job, server):
     assert spare.generation == 0
 
 
+@pytest.mark.exhaustive
+def test_who_was_cut_off_from_its_part_comes_back_when_it_reaches_it_again(job):
+    agents = [job.add(f"node{number}") for number in range(NODES)]
+    first = agree(job, agents, after=0)
+    cut = next(agent for agent in agents if not agent.coordinator.is_leader)
+    own = cut.coordinator.identity.agent
+    named = [seat.agent for seat in cut.coordinator.known_seats(cut.coordinator.world()) if seat.agent != own][:3]
+    cut.coordinator.report_unreachable(named)
+    others = [agent for agent in agents if agent is not cut]
+    second = agree(job, others, after=first)
+    assert agree(job, agents, after=second) == second + 1, "its agents answer: it says so, rests, and is taken back"
+
+
 def knows(agent: FakeAgent, other: FakeAgent) -> bool:
     """Whether an agent can say where another is."""
     seats = agent.coordinator.known_seats(agent.coordinator.world())
