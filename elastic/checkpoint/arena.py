@@ -10,6 +10,7 @@ after everything else was; so a death at any instruction in between leaves an ar
 
 from __future__ import annotations
 
+import contextlib
 import json
 import mmap
 import os
@@ -30,6 +31,7 @@ from elastic.failpoint import failpoint
 _MAGIC = b"ELASTIC1"
 _HEAD = struct.Struct("<8sQQQQ")
 _VALID = struct.Struct("<Q")
+_MADV_POPULATE_WRITE = 23
 _NOTE_STEP_BYTES = 1 << 16
 """The note's room is a multiple of it, so that images stay where they are when the note grows by a digit."""
 
@@ -58,6 +60,7 @@ class Arena:
         """Open it. Raises OSError."""
         self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         self._map: mmap.mmap | None = None
+        self._populated = False
 
     def close(self) -> None:
         """Let go of it; tensors and images that still point into it keep their part of the memory."""
@@ -109,6 +112,7 @@ class Arena:
             os.ftruncate(self._fd, wanted_bytes)
         data = memoryview(self._mapped(self.size_bytes))
         self._clear()
+        self._populate()
         failpoint("memory.1")
         images = []
         for plan, shard, at in zip(plans, shards, places, strict=False):
@@ -129,9 +133,16 @@ class Arena:
 
     def _mapped(self, size_bytes: int) -> mmap.mmap:
         if self._map is None or len(self._map) != size_bytes:
-            # With all its pages at once: a fault for each would cost as much as the copy.
-            self._map = mmap.mmap(self._fd, size_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+            self._map = mmap.mmap(self._fd, size_bytes)
+            self._populated = False
         return self._map
+
+    def _populate(self) -> None:
+        """Get all pages at once, before they are written: a fault for each would cost as much as the copy."""
+        if self._map is not None and not self._populated:
+            with contextlib.suppress(OSError):  # a kernel before 5.14
+                self._map.madvise(_MADV_POPULATE_WRITE)
+            self._populated = True
 
 
 def tensors_of(name: str, image: memoryview) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ import os
 import secrets
 import shutil
 import zlib
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from elastic.checkpoint.manifest import FileFacts
 
@@ -20,8 +20,8 @@ _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1
 _CHUNK_BYTES = 4 << 20
 _PAGE_BYTES = 4096
-_DIRECT_FROM_BYTES = 1 << 20
-"""Less is written faster through the page cache."""
+LARGE_BYTES = 1 << 22
+"""Less is written faster through the page cache, to a new file, by one thread."""
 _DIRECT_CHUNK_BYTES = 32 << 20
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
@@ -78,6 +78,18 @@ class Storage(Protocol):
         ...
 
 
+@runtime_checkable
+class Recycler(Protocol):
+    """A storage on which writing over a file that has its blocks already is faster than writing a new one."""
+
+    def rewrite(self, spare: str, path: str, data: memoryview) -> bool:
+        """As `write`, with the blocks of a file that nobody wants any more, which is gone then.
+
+        False where that cannot be done; nothing is at `path` then.
+        """
+        ...
+
+
 class PosixStorage:
     """A local or network file system."""
 
@@ -114,13 +126,32 @@ class PosixStorage:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
             view = memoryview(data)
-            if isinstance(data, memoryview) and len(data) >= _DIRECT_FROM_BYTES:
+            if isinstance(data, memoryview) and len(data) >= LARGE_BYTES:
                 view = _write_direct(fd, view)
             while view:
                 view = view[os.write(fd, view) :]
             os.fsync(fd)
         finally:
             os.close(fd)
+
+    def rewrite(self, spare: str, path: str, data: memoryview) -> bool:
+        try:
+            if os.stat(spare).st_nlink != 1:
+                return False  # somebody keeps it under another name, too
+            if not _rename_noreplace(spare, path):
+                return False
+        except OSError:
+            return False
+        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            view = _write_direct(fd, data)
+            while view:
+                view = view[os.write(fd, view) :]
+            os.ftruncate(fd, len(data))
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        return True
 
     def replace(self, path: str, data: bytes) -> None:
         temp = _beside(path)
