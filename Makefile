@@ -6,7 +6,8 @@ PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-all transcripts tables demo bench-recovery bench-checkpoint bench-rendezvous lint types clean
+.PHONY: help setup test test-all transcripts tables demo bench-recovery bench-checkpoint bench-rendezvous \
+  bench-data bench-exact bench-overhead lint types clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,8 +28,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 test: setup  ## run all tests, lint and types included (ARGS: more arguments for pytest)
 	@$(PY) -m pytest $(ARGS)
 
-test-all: setup  ## run every test, the long ones too
-	@$(PY) -m pytest -m "" $(ARGS)
+test-all: setup  ## run every test, the long ones too, and write tests/RESULTS.md
+	@$(PY) -m pytest -m "" -p tests.harness.results --results=tests/RESULTS.md $(ARGS)
 
 transcripts: setup  ## write the verdicts of tests/testdata/rendezvous anew; read the difference
 	@$(PY) -m tests.harness.transcripts --rewrite
@@ -47,6 +48,15 @@ bench-checkpoint: setup  ## what a save costs and how long a restore takes, besi
 
 bench-rendezvous: setup  ## seconds until thousands of simulated agents agree, beside torch's own rendezvous
 	@$(PY) -m tests.bench.rendezvous
+
+bench-data: setup  ## samples used twice and never through a change of the world size, ours and others', by the audit
+	@$(PY) -m tests.bench.data_order
+
+bench-exact: setup  ## the bits at each world size, and what numerics: exact costs beside a plain sum and DDP
+	@$(PY) -m tests.bench.exact
+
+bench-overhead: setup  ## what the whole system costs a step, beside a bare DDP loop on the same model
+	@$(PY) -m tests.bench.overhead
 
 lint: setup  ## check style
 	@$(PY) -m ruff check .

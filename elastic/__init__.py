@@ -10,6 +10,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from elastic.data.mixed import MixedDataset as MixedDataset
+    from elastic.data.stream import ShardStream as ShardStream
     from elastic.job import Job as Job
     from elastic.session import Session as Session
     from elastic.session import Step as Step
@@ -17,8 +19,15 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {"Job": "elastic.job", "Session": "elastic.session", "Step": "elastic.session", "World": "elastic.world"}
-__all__ = ["Job", "Session", "Step", "World", "__version__"]
+_HOMES = {
+    "Job": "elastic.job",
+    "MixedDataset": "elastic.data.mixed",
+    "Session": "elastic.session",
+    "ShardStream": "elastic.data.stream",
+    "Step": "elastic.session",
+    "World": "elastic.world",
+}
+__all__ = ["Job", "MixedDataset", "Session", "ShardStream", "Step", "World", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

@@ -4,7 +4,9 @@
     ├── UsageError               64  the user must change something; retrying cannot help
     │   ├── ConfigError          64  a configuration: every problem found, each with its place
     │   ├── RunMismatch          64  the save path belongs to another run
-    │   └── DataError            64  a corpus that is empty, missing or not what it claims to be
+    │   ├── DataError            64  data that is empty, missing, changed or not what it claims to be
+    │   ├── LossNotFinite        64  the loss is no number, and the policy is to stop
+    │   └── NumericsDiffer       64  numerics: exact, and this node would compute other bits: the others do without it
     ├── StoreError               75  the key-value store (etcd)
     │   ├── StoreUnavailable     75  not reachable within the limit; a later start may succeed
     │   └── StoreRefused         64  it answered and said no: credentials, permission
@@ -46,6 +48,8 @@ class ElasticError(Exception):
     """Base of the tree."""
 
     exit_code: ClassVar[ExitCode] = ExitCode.INTERNAL
+    node_local: ClassVar[bool] = False
+    """Whether this node is to blame, so that the others may do without it."""
 
 
 class UsageError(ElasticError):
@@ -79,6 +83,16 @@ class RunMismatch(UsageError):
 
 class DataError(UsageError):
     """A data set that is empty, missing, changed or malformed."""
+
+
+class LossNotFinite(UsageError):
+    """A step's loss is no finite number, and training.on_nan says to stop."""
+
+
+class NumericsDiffer(UsageError):
+    """This node would not compute the same bits as the others, and the run wants that."""
+
+    node_local = True
 
 
 class StoreError(ElasticError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,11 +12,15 @@ from elastic.checkpoint.storage import PosixStorage
 from elastic.checkpoint.survey import read_small, survey
 from elastic.config.load import from_plain
 from elastic.config.model import Settings
+from elastic.config.schema import SECTIONS
 from elastic.data.audit import Account, account
 from elastic.errors import UsageError
 from elastic.events import OrderChosen, Record, read_records
 from elastic.job import load_job
+from elastic.plan.batch import BatchPlan
+from elastic.plan.data_order import DataOrder
 from elastic.plan.order import ORDER_VERSION, Order, OrderKind
+from elastic.session.source import order_of
 
 
 def newest_manifest(save_path: Path) -> Manifest:
@@ -24,16 +29,29 @@ def newest_manifest(save_path: Path) -> Manifest:
     Raises:
         UsageError: there is none.
     """
+    return manifest_of(save_path, iteration=None)
+
+
+def manifest_of(save_path: Path, *, iteration: int | None) -> Manifest:
+    """The manifest of an iteration, of the newest whole one by default.
+
+    Raises:
+        UsageError: it is not there, or not whole.
+    """
     storage = PosixStorage()
     whole = [each for each in survey(str(save_path), storage=storage).in_place if each.problem is None]
     if not whole:
         raise UsageError(f"{save_path} holds no whole iteration of a run of ours; name a checkpoint.save_path")
-    place = str(save_path / max(whole, key=lambda each: each.iteration).place / MANIFEST)
+    chosen = [each for each in whole if iteration in (None, each.iteration)]
+    if not chosen:
+        there = ", ".join(str(number) for number in sorted(each.iteration for each in whole))
+        raise UsageError(f"{save_path} holds no whole iteration {iteration}; there are {there}")
+    place = str(save_path / max(chosen, key=lambda each: each.iteration).place / MANIFEST)
     return Manifest.from_bytes(read_small(place, storage=storage, limit_bytes=MAX_JSON_BYTES))
 
 
-def told_order(records: Sequence[Record]) -> Order | None:
-    """The order that the run itself told last; None where it did not tell.
+def told_order(records: Sequence[Record]) -> DataOrder | None:
+    """The order that the run itself told last, which says of every earlier sample too what it was; None: not told.
 
     Raises:
         UsageError: it was computed in a way that this version does not know.
@@ -47,13 +65,20 @@ def told_order(records: Sequence[Record]) -> Order | None:
             f"this run's order is of version {last.order_version}, and {ORDER_VERSION} is computed here; "
             "take the version of elastic that the run used"
         )
-    return Order(length=last.length, seed=last.seed, kind=OrderKind(last.order))
+    if last.segments:
+        return DataOrder.from_plain(json.loads(last.segments))
+    return DataOrder.of(Order(length=last.length, seed=last.seed, kind=OrderKind(last.order)))
 
 
-def run_order(settings: Settings) -> Order:
+def run_order(settings: Settings) -> DataOrder:
     """The order in which a run with these settings uses its data. Builds the data set to learn its length."""
-    length = len(load_job(settings.job.target, settings).dataset())
-    return Order(length=length, seed=settings.training.seed, kind=OrderKind(settings.data.order.value))
+    training = settings.training
+    plan = BatchPlan(
+        global_batch_size=training.global_batch_size,
+        micro_batch_size=training.micro_batch_size,
+        total_samples=training.steps * training.global_batch_size,
+    )
+    return DataOrder.of(order_of(load_job(settings.job.target, settings).dataset(), settings, plan))
 
 
 def audit_run(save_path: Path) -> Account:
@@ -65,5 +90,10 @@ def audit_run(save_path: Path) -> Account:
     records = read_records(save_path / "events")
     if not records:
         raise UsageError(f"{save_path}/events holds no events; name the checkpoint.save_path of a run")
-    order = told_order(records) or run_order(from_plain(newest_manifest(save_path).settings))
+    order = told_order(records) or run_order(_settings(newest_manifest(save_path)))
     return account(records, order=order)
+
+
+def _settings(manifest: Manifest) -> Settings:
+    """Those of the run; a checkpoint notes other things beside them."""
+    return from_plain({name: part for name, part in manifest.settings.items() if name in SECTIONS})

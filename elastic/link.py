@@ -31,6 +31,8 @@ class Failure:
     step: int
     signature: str
     text: str
+    node_local: bool = False
+    """The worker knows that its node is to blame: the others may do without it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +62,8 @@ class Link(Protocol):
         ...
 
     def ask(self, what: str, *, value: str | None = None) -> Answer:
-        """Ask and wait for the answer. Raises Fenced when the agent is gone."""
+        """Ask and wait for the answer; one that does not come in time is not granted. Raises Fenced when the agent is
+        gone."""
         ...
 
     def regroup_wanted(self) -> bool:
@@ -142,7 +145,10 @@ class AgentLink:
         self._asked += 1
         self._send({"ask": what, "id": self._asked, "value": value})
         while self._asked not in self._answers:
-            self._receive(ANSWER_LIMIT_S)
+            if not self._receive(ANSWER_LIMIT_S):
+                # No reason to end: it may have been paused together with this worker, and nothing counts meanwhile.
+                reason = f"the agent did not answer within {ANSWER_LIMIT_S:.0f} s; it may be stopped or overloaded"
+                return Answer(granted=False, reason=reason)
         answer = self._answers.pop(self._asked)
         return Answer(**answer)
 
@@ -159,9 +165,10 @@ class AgentLink:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._socket.sendall(pack(message))
 
-    def _receive(self, limit_s: float) -> None:
+    def _receive(self, limit_s: float) -> bool:
+        """Take in what comes within the limit; whether anything did. Raises Fenced when the agent is gone."""
         if not select.select([self._socket], [], [], limit_s)[0]:
-            raise Fenced(f"the agent did not answer within {limit_s:.0f} s; it may be stopped or overloaded")
+            return False
         try:
             data = self._socket.recv(65536)
         except ConnectionResetError:
@@ -173,3 +180,4 @@ class AgentLink:
                 self._regroup = True
             elif message["id"] == self._asked:
                 self._answers[message["id"]] = message["answer"]
+        return True

@@ -86,10 +86,9 @@ class Arena:
         note = bytes(data[PAGE_BYTES : PAGE_BYTES + note_bytes])
         return _held(note, data[images_at:], sequence) if zlib.crc32(note) == note_crc else None
 
-    def needs_bytes(self, shards: Sequence[Shard]) -> int:
-        """How many bytes more than now it takes to hold these."""
-        images = sum(_pages(plan_image(shard).size_bytes) for shard in shards)
-        return max(0, PAGE_BYTES + 2 * _NOTE_STEP_BYTES + images - self.size_bytes)
+    def forget(self) -> None:
+        """Hold nothing any more."""
+        self._clear()
 
     def write(
         self, manifest: Manifest, shards: Sequence[Shard], *, sequence: int, rank: int, whole: bool,

@@ -34,6 +34,8 @@ class SaveMeta:
     step_num: int = 0
     loss_scale: float | None = None
     """None: that of a tracked grad scaler, where there is one."""
+    data: Mapping[str, Any] = field(default_factory=dict)
+    """The data's order, fingerprint and slots, JSON types; for who goes on."""
     signs: Signs = field(default_factory=Signs)
     """What is known of the run's health."""
 
@@ -55,6 +57,7 @@ def draft_of(
         order_version=meta.order_version,
         run_digest=meta.run_digest,
         settings=meta.settings,
+        data=meta.data,
         values=values,
         has_optimizer=has_optimizer,
         torch_version=str(torch.__version__),

@@ -91,8 +91,10 @@ class CheckpointManager:
             clock=clock,
         )
 
-    def restore(self, tracked: Mapping[str, Any]) -> Restored:
+    def restore(self, tracked: Mapping[str, Any], *, recall: bool = True) -> Restored:
         """Put the state to start from into the tracked objects, or leave them where the run begins.
+
+        `recall`: whether a copy in memory will do, which may be newer than what was saved.
 
         Raises:
             NothingToRestore: state should be there and is not.
@@ -114,7 +116,8 @@ class CheckpointManager:
             generation=self._generation,
             tier=self._snapshots.tier,
         )
-        restored = reader.restore(tracked)
+        restored = reader.restore(tracked, recall=recall)
+        self._snapshots.forget_newer(restored.iteration)
         if restored.own:
             self._committed, self._ancestors = reader.durable, reader.ancestors
             if self._caretaker is not None:
@@ -130,16 +133,16 @@ class CheckpointManager:
         )
         return restored
 
-    def due(self, iteration: int) -> bool:
-        """Whether the step just taken is to be followed by a save."""
-        return self.verdict(iteration).due
+    def due(self, iteration: int, *, counted: range | None = None) -> bool:
+        """Whether the step just taken is to be followed by a save. `counted`: see `save_due`."""
+        return self.verdict(iteration, counted=counted).due
 
     def behind(self, iteration: int) -> bool:
         """Whether a save is missing between what is durable and this iteration, which was restored from memory."""
         every, durable = self._settings.save_interleaved_steps, self._committed or 0
         return self._settings.enable_save and iteration // every > durable // every
 
-    def verdict(self, iteration: int) -> SaveVerdict:
+    def verdict(self, iteration: int, *, counted: range | None = None) -> SaveVerdict:
         """The same with the reason."""
         return save_due(
             iteration,
@@ -148,6 +151,7 @@ class CheckpointManager:
             last_saved=self._committed,
             failed_at=self._failed_at if self._flight is None else None,  # one that is under way is the next try
             failures=self._failures,
+            counted=counted,
         )
 
     @property

@@ -55,6 +55,8 @@ class Manifest:
     ancestors: tuple[str, ...]
     """Digests of the manifests that were committed on the way to this state, oldest first; the last ones only."""
     files: Mapping[str, FileFacts]
+    data: Mapping[str, Any] = field(default_factory=dict)
+    """What the run knows of its data: its order, fingerprint, slots. Nothing where it was saved without."""
     chunk_bytes: int = 0
     """No chunk of a file is longer; 0: no chunks, as in format 1."""
     ckpt_status: int | None = None
@@ -82,6 +84,7 @@ class Manifest:
         body = _unwrap(data)
         if (version := take(body, "format", int, what=MANIFEST)) > FORMAT:
             raise ValueError(f"{MANIFEST} has format {version}, this version reads up to {FORMAT}: use a newer version")
+        body.setdefault("data", {})
         body = {"chunk_bytes": 0, "ckpt_status": None, **body} if version < 2 else body
         kinds: dict[str, type | tuple[type, ...]] = {
             "int": int,

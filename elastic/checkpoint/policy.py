@@ -96,9 +96,11 @@ class Retention:
 
 def save_due(
     iteration: int, *, enable_save: bool, every_steps: int, last_saved: int | None, failed_at: int | None = None,
-    failures: int = 0,
+    failures: int = 0, counted: range | None = None,
 ) -> SaveVerdict:  # fmt: skip
     """Whether the step just taken is to be followed by a save.
+
+    `counted`: the steps that it counts for where steps differ in size (none, or several at once); else just itself.
 
     After `failures` saves in a row that failed, the last one at `failed_at`, it is tried again 1, 2, 4, ... steps on.
     """
@@ -110,9 +112,11 @@ def save_due(
         return SaveVerdict(due=False, reason=f"iteration {iteration} is saved already")
     if failed_at is not None and iteration - failed_at >= min(every_steps, 1 << max(0, failures - 1)):
         return SaveVerdict(due=True, reason=f"the save of iteration {failed_at} failed: it is tried again")
-    if iteration % every_steps:
-        return SaveVerdict(due=False, reason=f"iteration {iteration} is no multiple of {every_steps}")
-    return SaveVerdict(due=True, reason=f"iteration {iteration} is a multiple of {every_steps}")
+    own = range(iteration, iteration + 1) if counted is None else counted
+    named = f"iteration {iteration}" if counted is None else f"step {own.stop - 1}"
+    if (own.stop - 1) // every_steps == (own.start - 1) // every_steps:
+        return SaveVerdict(due=False, reason=f"{named} is no multiple of {every_steps}")
+    return SaveVerdict(due=True, reason=f"{named} is a multiple of {every_steps}, or the first behind one")
 
 
 def judge_health(signs: Signs) -> HealthVerdict:

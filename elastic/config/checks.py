@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from elastic.config.model import Settings
 from elastic.errors import Problem
+from elastic.plan.batch_mode import BatchMode
 
 _TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
@@ -37,6 +38,12 @@ def _training(settings: Settings) -> Iterator[Conflict]:
             keys=("training.micro_batch_size", "training.global_batch_size"),
             what=f"training.micro_batch_size {training.micro_batch_size} is larger than"
             f" training.global_batch_size {training.global_batch_size}; make it smaller",
+        )
+    if training.batch is BatchMode.PER_RANK and training.rank_batch_size % training.micro_batch_size:
+        yield Conflict(
+            keys=("training.rank_batch_size", "training.micro_batch_size"),
+            what=f"training.rank_batch_size {training.rank_batch_size} is not a multiple of"
+            f" training.micro_batch_size {training.micro_batch_size}",
         )
     if model.width % model.heads:
         yield Conflict(

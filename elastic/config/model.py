@@ -11,20 +11,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from elastic.plan.batch_mode import BatchMode, RateRule
+from elastic.plan.data_order import OnChange
+from elastic.plan.order import OrderKind
+
 Scalar = str | int | float | bool
 
 
-class BatchMode(enum.StrEnum):
-    """What stays the same when the world size changes."""
+class OnNan(enum.StrEnum):
+    """What to do about a step whose loss is no finite number."""
 
-    FIXED_GLOBAL = "fixed_global"
+    STOP = "stop"
+    SKIP = "skip"
+    ROLL_BACK = "roll_back"
 
 
-class OrderKind(enum.StrEnum):
-    """In which order the samples of an epoch are used."""
+class Numerics(enum.StrEnum):
+    """In which order gradients are added up."""
 
-    SHUFFLE = "shuffle"
-    SEQUENTIAL = "sequential"
+    PLAIN = "plain"
+    EXACT = "exact"
 
 
 class SaveMode(enum.StrEnum):
@@ -90,6 +96,30 @@ class TrainingSettings:
     batch: BatchMode = field(
         default=BatchMode.FIXED_GLOBAL, metadata=_about("what stays the same when the world size changes")
     )
+    rank_batch_size: int = field(
+        default=0,
+        metadata=_about(
+            "batch: per_rank: samples of one worker in a step, a multiple of micro_batch_size; 0: global_batch_size",
+            unit="samples",
+            least=0,
+        ),
+    )
+    rate_rule: RateRule = field(
+        default=RateRule.NONE,
+        metadata=_about("batch: per_rank: how the learning rate follows a batch that is not global_batch_size"),
+    )
+    on_nan: OnNan = field(
+        default=OnNan.STOP,
+        metadata=_about(
+            "a step's loss is not finite: stop, skip the step, or roll_back to the last save and skip from there on"
+        ),
+    )
+    numerics: Numerics = field(
+        default=Numerics.PLAIN,
+        metadata=_about(
+            "exact: the same bits at any world size, on machines that compute alike; plain: up to rounding"
+        ),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +132,17 @@ class DataSettings:
     )
     num_workers: int = field(default=0, metadata=_about("processes that load data for each worker", least=0))
     order: OrderKind = field(default=OrderKind.SHUFFLE, metadata=_about("order of the samples in an epoch"))
+    block_items: int = field(
+        default=1024,
+        metadata=_about("order: block_shuffle: neighbouring items that stay together", unit="samples", least=1),
+    )
+    on_change: OnChange = field(
+        default=OnChange.REFUSE, metadata=_about("what to do when the data is not what the saved run used")
+    )
+    probe_items: int = field(
+        default=4,
+        metadata=_about("items looked at before the start, to notice changed data; 0: none", unit="samples", least=0),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

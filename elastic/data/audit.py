@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from elastic.data.digest import RUN_DIGEST_START, chain, step_digest
+from elastic.data.digest import RUN_DIGEST_START, chain, skip_digest, step_digest
 from elastic.data.lineage import Lineage, StepSeen, trace
 from elastic.events import Record
-from elastic.plan.order import Order
+from elastic.plan.data_order import SampleOrder
 
 Interval = tuple[int, int]
 _MAX_PROBLEMS = 20
@@ -31,6 +31,9 @@ class Account:
     never_used: int
     recomputed_steps: int
     recomputed_samples: int
+    skipped_steps: int
+    skipped_samples: int
+    """Passed over because a policy wanted it; neither used nor missing."""
     proved_by_ranges_steps: int
     proved_by_digest_steps: int
     unproved_steps: int
@@ -45,12 +48,12 @@ class Account:
 
 @dataclass(frozen=True, kw_only=True)
 class _Verdict:
-    proof: str  # "ranges", "digest" or "" for none
+    proof: str  # "ranges", "digest", "policy" for samples passed over, or "" for none
     used: tuple[Interval, ...]
     problems: tuple[str, ...]
 
 
-def account(records: Iterable[Record], *, order: Order | None) -> Account:
+def account(records: Iterable[Record], *, order: SampleOrder | None) -> Account:
     """Check the events of a run. Records of one rank must come as they were written; all else in any order.
 
     With `order`, every step's digest is computed anew and compared; without, a step with a missing rank is unproved.
@@ -64,16 +67,21 @@ def account(records: Iterable[Record], *, order: Order | None) -> Account:
     if lineage.finished_samples is not None and lineage.finished_samples != end:
         problems.append(f"the run says that it finished at sample {lineage.finished_samples}; its steps end at {end}")
     used = [interval for verdict in verdicts for interval in verdict.used]
-    samples, twice, never = _cover(used, first=lineage.first_sample, end=max(end, lineage.finished_samples or 0))
+    skipped = [(step.any.start, step.any.stop) for step in lineage.steps if step.any.skipped]
+    skipped_samples = sum(stop - start for start, stop in skipped)
+    end = max(end, lineage.finished_samples or 0)
+    accounted, twice, never = _cover([*used, *skipped], first=lineage.first_sample, end=end)
     proofs = [verdict.proof for verdict in verdicts]
     return Account(
         first_sample=lineage.first_sample,
         steps=len(verdicts),
-        samples=samples,
+        samples=accounted - skipped_samples,
         used_twice=twice,
         never_used=never,
         recomputed_steps=len(lineage.recomputed),
         recomputed_samples=sum(step.any.stop - step.any.start for step in lineage.recomputed),
+        skipped_steps=len(skipped),
+        skipped_samples=skipped_samples,
         proved_by_ranges_steps=proofs.count("ranges"),
         proved_by_digest_steps=proofs.count("digest"),
         unproved_steps=proofs.count(""),
@@ -81,10 +89,12 @@ def account(records: Iterable[Record], *, order: Order | None) -> Account:
     )
 
 
-def _judge(step: StepSeen, order: Order | None) -> _Verdict:
+def _judge(step: StepSeen, order: SampleOrder | None) -> _Verdict:
     """One step: do its ranks agree, and do their samples make up its span?"""
     name, told = f"iteration {step.iteration}", step.any
     span = (told.start, told.stop)
+    if told.skipped:
+        return _judge_skipped(step)
     used = tuple(sorted(part for event in step.by_rank.values() for part in event.ranges if part[0] < part[1]))
     problems = _agreement_problems(step)
     missing = told.world_size - len(step.by_rank)
@@ -107,12 +117,23 @@ def _judge(step: StepSeen, order: Order | None) -> _Verdict:
     return _Verdict(proof=proof, used=(span,), problems=())
 
 
+def _judge_skipped(step: StepSeen) -> _Verdict:
+    """Samples passed over: all ranks must say so, and nobody may have used one."""
+    name, told = f"iteration {step.iteration}", step.any
+    problems = _agreement_problems(step)
+    if any(event.ranges for event in step.by_rank.values()) or told.step_samples:
+        problems.append(f"{name}: samples were used, though they are told to be skipped ({told.skipped})")
+    if told.step_digest != skip_digest(told.start, told.stop):
+        problems.append(f"{name}: digest {told.step_digest} is not the one of skipped samples")
+    return _Verdict(proof="" if problems else "policy", used=(), problems=tuple(problems))
+
+
 def _agreement_problems(step: StepSeen) -> list[str]:
     events = step.by_rank.values()
     name = f"iteration {step.iteration}"
     problems = [
         f"{name}: ranks disagree on {field}: {sorted({getattr(event, field) for event in events})}"
-        for field in ("start", "stop", "step_samples", "step_digest", "run_digest", "world_size")
+        for field in ("start", "stop", "step_samples", "step_digest", "run_digest", "world_size", "skipped")
         if len({getattr(event, field) for event in events}) > 1
     ]
     if (highest := max(step.by_rank)) >= step.any.world_size:
@@ -120,7 +141,7 @@ def _agreement_problems(step: StepSeen) -> list[str]:
     return problems
 
 
-def _expected_digest(span: Interval, order: Order) -> int:
+def _expected_digest(span: Interval, order: SampleOrder) -> int:
     return step_digest((sample, order.index(sample)) for sample in range(*span))
 
 

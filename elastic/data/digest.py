@@ -14,6 +14,7 @@ RUN_DIGEST_START = 0
 """The run's digest before its first step."""
 
 _MASK_32 = (1 << 32) - 1
+_SKIPPED = 1 << 63  # no sample number
 
 
 def sample_digest(sample: int, index: int) -> int:
@@ -24,6 +25,11 @@ def sample_digest(sample: int, index: int) -> int:
 def step_digest(pairs: Iterable[tuple[int, int]]) -> int:
     """Digest of (sample, index) pairs in any order; parts of a step are put together by `merge`."""
     return merge(sample_digest(sample, index) for sample, index in pairs)
+
+
+def skip_digest(start: int, stop: int) -> int:
+    """What stands in the run's digest for the samples start..stop-1 that a policy had passed over."""
+    return mix_pair(mix_pair(start, stop), _SKIPPED) >> 32
 
 
 def merge(parts: Iterable[int]) -> int:

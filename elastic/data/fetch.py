@@ -9,18 +9,19 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import torch
 from torch.utils.data import default_collate
 
 from elastic.data.sampler import Key
+from elastic.errors import DataError
 from elastic.plan.mix import mix_pair
 
 Collate = Callable[[list[Any]], Any]
-Fetched = tuple[tuple[int, ...], tuple[int, ...], Any]
-"""(global sample numbers, indices, batch): a plain tuple, since that is what pinning of memory can walk through."""
+Fetched = tuple[tuple[int, ...], tuple[int, ...], Any, str]
+"""(global sample numbers, indices, batch, state to go on from or ""): a plain tuple, which pinning walks through."""
 
 _COLLATE_STREAM = 1  # told from the items' own stream by this number
 
@@ -31,6 +32,12 @@ class MapDataset(Protocol):
     def __getitem__(self, index: int, /) -> Any: ...
 
     def __len__(self) -> int: ...
+
+
+class Fetcher(Protocol):
+    """What a loader asks for whole micro-batches, in this process or in another one."""
+
+    def __getitems__(self, keys: Sequence[Key]) -> Fetched: ...
 
 
 class NumberedDataset:
@@ -48,22 +55,50 @@ class NumberedDataset:
         return self.__getitems__([key])
 
     def __getitems__(self, keys: Sequence[Key]) -> Fetched:
-        with _own_randomness():
+        with own_randomness():
             items = [self._item(sample, index) for sample, index in keys]
-            _reseed(mix_pair(mix_pair(self._seed, keys[0][0]), _COLLATE_STREAM))
-            batch = self._collate(items)
-        return tuple(sample for sample, _ in keys), tuple(index for _, index in keys), batch
+            batch = put_together(items, collate=self._collate, seed=self._seed, first=keys[0][0])
+        return tuple(sample for sample, _ in keys), tuple(index for _, index in keys), batch, ""
 
     def _item(self, sample: int, index: int) -> Any:
-        _reseed(mix_pair(self._seed, sample))
-        try:
-            return self._dataset[index]
-        except Exception as error:  # any exception: it is the user's and goes on, with the place added
-            error.add_note(f"while fetching item {index} of the data set (global sample {sample})")
-            raise
+        reseed(mix_pair(self._seed, sample))
+        return item_of(self._dataset, index, what=f"global sample {sample}")
 
 
-def _reseed(seed: int) -> None:
+def item_of(dataset: MapDataset, index: int, *, what: str) -> Any:
+    """An item, with the place added to whatever goes wrong.
+
+    Raises:
+        DataError: the data set has no such item, though its length says that it has.
+    """
+    try:
+        return dataset[index]
+    except IndexError as error:
+        if index < len(dataset):
+            _lies(dataset, index, error)
+        raise DataError(
+            f"the run's order names item {index} ({what}), the data set holds {len(dataset)}: it became shorter while "
+            "the run was using it; bring the items back"
+        ) from error
+    except Exception as error:  # any exception: it is the user's and goes on, with the place added
+        error.add_note(f"while fetching item {index} of the data set ({what})")
+        raise
+
+
+def _lies(dataset: MapDataset, index: int, error: IndexError) -> NoReturn:
+    raise DataError(
+        f"the data set says that it holds {len(dataset)} items, but item {index} raised {error!r}: "
+        "let __len__ give the number of items that __getitem__ can give"
+    ) from error
+
+
+def put_together(items: list[Any], *, collate: Collate, seed: int, first: int) -> Any:
+    """A batch of a micro-batch's items; what the collate function draws belongs to the first sample's number."""
+    reseed(mix_pair(mix_pair(seed, first), _COLLATE_STREAM))
+    return collate(items)
+
+
+def reseed(seed: int) -> None:
     """Seed the three generators that items use. The CPU's only: the device's belongs to the model."""
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
@@ -71,7 +106,8 @@ def _reseed(seed: int) -> None:
 
 
 @contextmanager
-def _own_randomness() -> Iterator[None]:
+def own_randomness() -> Iterator[None]:
+    """What is drawn inside leaves the caller's generators as they were."""
     torch_state = torch.default_generator.get_state()
     python_state = random.getstate()
     numpy_state = np.random.get_state()

@@ -6,16 +6,18 @@ but not committed is fetched again: a death between fetching and the optimizer s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from elastic.data.carrier import Carrier
-from elastic.data.fetch import Collate, Fetched, MapDataset, NumberedDataset
+from elastic.data.carrier import Carrier, Transport
+from elastic.data.fetch import Collate, Fetched, Fetcher, MapDataset, NumberedDataset
 from elastic.data.sampler import SlotSampler
+from elastic.data.stream import ShardStream, StreamFetcher
 from elastic.errors import DataError, ElasticError
-from elastic.plan.batch import BatchPlan, MicroSpan
-from elastic.plan.order import Order
+from elastic.plan.batch import BatchPlan, MicroSpan, share
+from elastic.plan.data_order import DataOrder, SampleOrder
+from elastic.plan.stream import StreamOrder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +31,7 @@ class MicroBatch:
 
 
 class ElasticLoader:
-    """Batches of a map-style data set for one rank.
+    """Batches of a data set for one rank.
 
     Use: `for micro in loader.next_step(): ...`, the optimizer's step, then `loader.commit()`. Another `next_step()`
     without a commit gives the same step again. From one thread, the one that made it: loader processes end when the
@@ -38,28 +40,35 @@ class ElasticLoader:
 
     def __init__(
         self,
-        dataset: MapDataset,
+        dataset: MapDataset | ShardStream,
         *,
         plan: BatchPlan,
-        order: Order,
+        order: SampleOrder,
+        seed: int,
         world_size: int,
         rank: int,
         position: int = 0,
-        num_workers: int = 0,
-        prefetch_factor: int | None = None,
-        pin_memory: bool = False,
+        states: Mapping[int, str] | None = None,
         collate_fn: Collate | None = None,
+        transport: Transport = Transport(),  # noqa: B008 - frozen
     ) -> None:
-        _check_length(len(dataset), order)
-        self._dataset = NumberedDataset(dataset, seed=order.seed, collate=collate_fn)
+        """`states`: of slots that read from a stream, at `position` or before it."""
+        _check_length(dataset, order)
+        self._dataset = dataset
+        self._seed = seed
+        self._collate = collate_fn
         self._plan = plan
         self._order = order
-        self._num_workers = num_workers
-        self._prefetch_factor = prefetch_factor
-        self._pin_memory = pin_memory
+        self._transport = transport
+        self._states = dict(states or {})
         self._carrier: Carrier | None = None
         self._step: _Step | None = None
         self.move(position=position, world_size=world_size, rank=rank)
+
+    @property
+    def states(self) -> dict[int, str]:
+        """Where the slots that this rank has run stand after the last commit; empty for data that has an index."""
+        return {slot: text for slot, text in self._states.items() if slot in self._own_slots()}
 
     @property
     def position(self) -> int:
@@ -107,6 +116,7 @@ class ElasticLoader:
                 "a step may be committed only when all of its samples were used"
             )
         _, self._position = self._plan.span(self._position)
+        self._states.update(self._step.states)
         self._step = None
         if self.finished:
             self.close()
@@ -126,7 +136,9 @@ class ElasticLoader:
             if self._carrier is None:
                 self._carrier = self._new_carrier()
             step.asked += 1
-            micro = _checked(next(self._carrier, None), span)
+            micro, state = _checked(next(self._carrier, None), span)
+            if state:
+                step.states[micro.slot] = state
             step.fetched += 1
             yield micro
 
@@ -138,13 +150,26 @@ class ElasticLoader:
             rank=self._rank,
             position=self._position,
         )
-        return Carrier(
-            self._dataset,
-            batches=sampler,
-            num_workers=self._num_workers,
-            prefetch_factor=self._prefetch_factor,
-            pin_memory=self._pin_memory,
+        return Carrier(self._fetcher(), batches=sampler, transport=self._own_transport())
+
+    def _fetcher(self) -> Fetcher:
+        if not isinstance(self._dataset, ShardStream):
+            return NumberedDataset(self._dataset, seed=self._seed, collate=self._collate)
+        order = StreamOrder(
+            global_batch_size=self._plan.global_batch_size, micro_batch_size=self._plan.micro_batch_size
         )
+        return StreamFetcher(self._dataset, order=order, seed=self._seed, collate=self._collate, states=self._states)
+
+    def _own_transport(self) -> Transport:
+        """Micro-batches go round the loader processes; a slot that reads a stream must stay with one of them."""
+        slots = len(self._own_slots())
+        if not isinstance(self._dataset, ShardStream) or slots == 0:
+            return self._transport
+        fitting = (number for number in range(self._transport.num_workers, 0, -1) if slots % number == 0)
+        return replace(self._transport, num_workers=next(fitting, 0))
+
+    def _own_slots(self) -> range:
+        return share(self._plan.slots, world_size=self._world_size, rank=self._rank)
 
 
 @dataclass(kw_only=True)
@@ -154,23 +179,27 @@ class _Step:
     spans: tuple[MicroSpan, ...]
     asked: int = 0
     fetched: int = 0  # fewer than asked once a fetch has failed
+    states: dict[int, str] = field(default_factory=dict)
 
 
-def _checked(fetched: Fetched | None, span: MicroSpan) -> MicroBatch:
+def _checked(fetched: Fetched | None, span: MicroSpan) -> tuple[MicroBatch, str]:
     """What was fetched, if it is what the plan asks for: the account must never rest on the plan alone."""
     if fetched is None:
         raise ElasticError(f"the data loader ended before samples {span.start} to {span.stop}")
-    samples, indices, batch = fetched
+    samples, indices, batch, state = fetched
     if tuple(samples) != tuple(range(span.start, span.stop)):
         raise ElasticError(f"the data loader brought samples {samples}; the plan asks for {span.start} to {span.stop}")
-    return MicroBatch(slot=span.slot, samples=tuple(samples), indices=tuple(indices), batch=batch)
+    return MicroBatch(slot=span.slot, samples=tuple(samples), indices=tuple(indices), batch=batch), state
 
 
-def _check_length(length: int, order: Order) -> None:
+def _check_length(dataset: MapDataset | ShardStream, order: SampleOrder) -> None:
+    if isinstance(dataset, ShardStream):
+        return
+    length, needed = len(dataset), order.items if isinstance(order, DataOrder) else getattr(order, "length", 1)
     if length < 1:
         raise DataError("the data set is empty: it must hold at least one item; check the path that it is read from")
-    if length != order.length:
+    if length < needed:
         raise DataError(
-            f"the data set holds {length} items, but the run's order was made for {order.length}: "
+            f"the data set holds {length} items, but the run's order was made for {needed}: "
             "give it the same data, or start another run"
         )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from elastic.plan.batch import BatchPlan
-from elastic.plan.order import Order
+from elastic.plan.data_order import SampleOrder
 
 Key = tuple[int, int]
 """(global sample number, index of the item in the data set)."""
@@ -17,7 +17,7 @@ class SlotSampler:
     """A batch sampler for a DataLoader: each iteration starts at `position` anew and yields a list of keys a slot."""
 
     plan: BatchPlan
-    order: Order
+    order: SampleOrder
     world_size: int
     rank: int
     position: int

@@ -23,6 +23,11 @@ def claim(local_rank: int) -> str:
     return f"cuda:{local_rank}"
 
 
+def name(device: str) -> str:
+    """What kind of GPU it is."""
+    return torch.cuda.get_device_name(device)
+
+
 def seed(value: int) -> None:
     """Seed all GPUs' generators; cheap until CUDA is in use."""
     torch.cuda.manual_seed_all(value)

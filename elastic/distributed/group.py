@@ -9,7 +9,7 @@ import contextlib
 import datetime
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -27,6 +27,14 @@ COLLECTIVE_TIMEOUT_S = 1800.0
 """For one collective; a peer may evaluate or compile meanwhile. Lost peers are noticed by their sockets."""
 
 
+class Pending(Protocol):
+    """A collective under way."""
+
+    def wait(self) -> None:
+        """Return when it is done here. Raises PeerLost."""
+        ...
+
+
 class Collectives(Protocol):
     """What training needs of the others. Every method but `leave` raises PeerLost when one of them is gone."""
 
@@ -35,6 +43,24 @@ class Collectives(Protocol):
 
     def sum_(self, tensor: torch.Tensor) -> None:
         """Add up a contiguous tensor over all ranks, in place."""
+        ...
+
+    def start_sum(self, tensor: torch.Tensor) -> Pending:
+        """Begin `sum_`; the tensor must be left alone until the end of it."""
+        ...
+
+    def start_exchange(
+        self, received: torch.Tensor, sent: torch.Tensor, *, takes: Sequence[int], gives: Sequence[int]
+    ) -> Pending:
+        """Begin to send everybody a piece of `sent` and to fill `received` with everybody's, by rank.
+
+        Args:
+            takes, gives: elements from and to each rank; both tensors have one axis.
+        """
+        ...
+
+    def start_collect(self, whole: torch.Tensor, piece: torch.Tensor) -> Pending:
+        """Begin to fill `whole` with the pieces of all ranks, which are equally long."""
         ...
 
     def broadcast_(self, tensor: torch.Tensor) -> None:
@@ -54,6 +80,24 @@ class Collectives(Protocol):
         ...
 
 
+class Done:
+    """`Pending` that is over."""
+
+    def wait(self) -> None:
+        """Nothing to wait for."""
+
+
+class _Work:
+    """`Pending` of torch.distributed."""
+
+    def __init__(self, work: Any, *, doing: str) -> None:
+        self._work, self._doing = work, doing
+
+    def wait(self) -> None:
+        with peer_errors(self._doing):
+            self._work.wait()
+
+
 class Alone:
     """A world of one: nothing to send."""
 
@@ -62,6 +106,19 @@ class Alone:
 
     def sum_(self, tensor: torch.Tensor) -> None:
         """The sum over one rank is the tensor itself."""
+
+    def start_sum(self, tensor: torch.Tensor) -> Pending:
+        return Done()
+
+    def start_exchange(
+        self, received: torch.Tensor, sent: torch.Tensor, *, takes: Sequence[int], gives: Sequence[int]
+    ) -> Pending:
+        received.copy_(sent)
+        return Done()
+
+    def start_collect(self, whole: torch.Tensor, piece: torch.Tensor) -> Pending:
+        whole.copy_(piece)
+        return Done()
 
     def broadcast_(self, tensor: torch.Tensor) -> None:
         """Already equal to rank 0's."""
@@ -85,8 +142,23 @@ class TorchGroup:
         self._device = torch.device("cpu")
 
     def sum_(self, tensor: torch.Tensor) -> None:
+        self.start_sum(tensor).wait()
+
+    def start_sum(self, tensor: torch.Tensor) -> Pending:
         with peer_errors("summing gradients"):
-            dist.all_reduce(tensor)
+            return _Work(dist.all_reduce(tensor, async_op=True), doing="summing gradients")
+
+    def start_exchange(
+        self, received: torch.Tensor, sent: torch.Tensor, *, takes: Sequence[int], gives: Sequence[int]
+    ) -> Pending:
+        with peer_errors("exchanging gradients"):
+            work = dist.all_to_all_single(received, sent, list(takes), list(gives), async_op=True)
+        return _Work(work, doing="exchanging gradients")
+
+    def start_collect(self, whole: torch.Tensor, piece: torch.Tensor) -> Pending:
+        with peer_errors("collecting gradients"):
+            work = dist.all_gather_single(whole, piece, async_op=True)
+        return _Work(work, doing="collecting gradients")
 
     def broadcast_(self, tensor: torch.Tensor) -> None:
         with peer_errors("copying parameters from rank 0"):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import sys
 from typing import Any, NoReturn
 
@@ -119,9 +118,7 @@ class Agent(LocalElasticAgent):
         group.group_world_size = membership.world.nodes
         group.master_addr = membership.store_address
         group.master_port = membership.store_port
-        self._stage.export(
-            {GENERATION: str(membership.generation), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-        )
+        self._stage.export({GENERATION: str(membership.generation)})
         self._stage.server.begin_generation()
         pids = self._start_workers(group)
         context = self._pcontext

@@ -20,14 +20,18 @@ from torch.distributed.elastic.rendezvous.api import RendezvousHandler, Rendezvo
 from elastic.checkpoint.root import claim
 from elastic.clock import SYSTEM_CLOCK
 from elastic.config.load import resolve
-from elastic.config.model import Settings
+from elastic.config.model import Numerics, Settings
 from elastic.errors import ElasticError, UsageError
 from elastic.launch.agent import Agent
 from elastic.launch.stage import Stage
 from elastic.launch.torch_details import put_agent_in_place
+from elastic.plan.tree import sharings, told
 from elastic.world import NODE
 
 logger = logging.getLogger(__name__)
+
+_MOST_TOLD = 8
+"""World sizes whose share of the batch is printed at the start."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +92,7 @@ def _create(parameters: RendezvousParameters, *, argv: Sequence[str], environ: M
         clock=SYSTEM_CLOCK,
     )
     logger.info("job %s, etcd at %s", identity.job_id, stage.handler.endpoint)
+    logger.info("%s", _sharing(settings, command, nodes=range(parameters.min_nodes, parameters.max_nodes + 1)))
     put_agent_in_place(functools.partial(Agent, stage=stage))
     return stage.handler
 
@@ -99,6 +104,15 @@ def _check_split(settings: Settings, *, min_workers: int) -> None:
             f"a global batch of {batch} samples cannot be split over the {min_workers} workers that --nnodes asks for "
             f"at least; raise training.global_batch_size to {min_workers} or more, or lower the minimum"
         )
+
+
+def _sharing(settings: Settings, command: Command, *, nodes: range) -> str:
+    """What each number of nodes makes of the global batch."""
+    training = settings.training
+    slots = -(-training.global_batch_size // training.micro_batch_size)
+    sizes = [count * command.slots for count in nodes[:_MOST_TOLD]]
+    line = told(sharings(slots, world_sizes=sizes), slots=slots, exact=training.numerics is Numerics.EXACT)
+    return line if len(nodes) <= _MOST_TOLD else f"{line}; …"
 
 
 def _configure_logging() -> None:

@@ -117,7 +117,7 @@ def _report(end: WorkerExit, *, step: int, committed_steps: int) -> FailureRepor
         text=told.text if told else describe(end),
         exit_code=end.meant,
         committed_steps=committed_steps,
-        node_local=told is not None and _blames_the_node(told.text),
+        node_local=told is not None and (told.node_local or _blames_the_node(told.text)),
     )
 
 

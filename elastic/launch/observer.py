@@ -118,7 +118,7 @@ class Observer:
 
 def changes(previous: World, world: World) -> list[Event]:
     """How the membership differs between two generations."""
-    before, here = ({seat.agent for seat in each.seats} for each in (previous, world))
+    before, here = (each.digest or {seat.agent for seat in each.seats} for each in (previous, world))
     old, new = previous.world_size, world.world_size
     if before == here and old == new:
         return []

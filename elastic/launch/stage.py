@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import threading
@@ -41,6 +42,7 @@ from elastic.world import AGENT_SOCKET, ARENAS, EVENTS_PATH, JOB_ID, LEASE_PAGE,
 logger = logging.getLogger(__name__)
 
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
+THREADS = "OMP_NUM_THREADS"
 HEAR_OUT_S = 2.0
 """How long to wait for the last words of workers that have ended; they are there already, and are only to be read."""
 
@@ -149,6 +151,7 @@ class Stage:
                 LEASE_PAGE: str(self._page.path),
                 ARENAS: ",".join(self._make_arenas(slots)),
                 **self._interface(),
+                **threads_for(self._settings.training.threads_per_worker, environ=os.environ),
             }
         )
         self._stack.callback(self.coordinator.stop)
@@ -178,13 +181,16 @@ class Stage:
         membership = self.coordinator.join(report, interrupted=lambda: bool(self.signals.received))
         with self._lock:
             self._told.clear()
-        world = membership.world
+        world = dataclasses.replace(membership.world, seats=self.coordinator.known_seats(membership.world))
+        membership = dataclasses.replace(membership, world=world)
         self.observer.new_generation(world, previous=self._previous)
         self._previous = world
         self.observer.emit(
             WorldFormed(
                 world_size=world.world_size,
                 nodes=tuple(seat.node for seat in world.seats),
+                node_count=world.nodes,
+                node_rank=membership.seat.group_rank,
                 cause=world.cause,
                 reason=world.reason,
                 seconds=membership.seconds,
@@ -195,7 +201,7 @@ class Stage:
             "generation %d: world %d on %s (%s)",
             world.generation,
             world.world_size,
-            ", ".join(seat.node for seat in world.seats),
+            ", ".join(seat.node for seat in world.seats) if world.apart is None else f"{world.nodes} nodes",
             world.reason,
         )
         return membership
@@ -249,3 +255,8 @@ class Stage:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+def threads_for(wanted: int, *, environ: Mapping[str, str]) -> dict[str, str]:
+    """How many threads torch starts in a worker, as a variable, unless somebody set it already; 0: that is torch's."""
+    return {THREADS: str(wanted)} if wanted and not environ.get(THREADS) else {}

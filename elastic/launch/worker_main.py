@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from elastic.config.load import resolve
 from elastic.distributed.group import Alone
 from elastic.job import load_job
-from elastic.link import AgentLink, Link, NoLink
 from elastic.loop import run_job
 from elastic.session.ending import end_worker, exit_now
+from elastic.session.place import connect
 from elastic.world import World
 
 
@@ -30,15 +30,9 @@ def run_worker(argv: Sequence[str], *, environ: Mapping[str, str]) -> None:
         job = load_job(settings.job.target, settings)
     except BaseException as error:
         # Not to handle it: an agent must hear of a worker that ends before it had a session.
-        end_worker(error, link=_early_link(World.from_environ(environ)), group=Alone(), step=0)
+        end_worker(error, link=connect(World.from_environ(environ)), group=Alone(), step=0)
         raise
     run_job(job, settings)
     if World.from_environ(environ).distributed:
         # gloo's threads abort the interpreter's end now and then, and a finished worker would count as failed.
         exit_now(0)
-
-
-def _early_link(world: World) -> Link:
-    if world.agent_socket is None:
-        return NoLink()
-    return AgentLink(world.agent_socket, rank=world.rank, generation=world.generation, pid=os.getpid())

@@ -50,8 +50,8 @@ class Cluster:
             node.end()
         self.follower.__exit__(kind, error, traceback)
 
-    def start(self, name: str, *, prefix: Sequence[str] = (), **environ: str) -> Node:
-        """Start a node; its output goes to `<directory>/<name>.log`. `prefix`: see NodeSpec."""
+    def start(self, name: str, *, prefix: Sequence[str] = (), options: Sequence[str] = (), **environ: str) -> Node:
+        """Start a node; its output goes to `<directory>/<name>.log`. `prefix`: see NodeSpec; `options`: after all's."""
         spec = self._spec
         settings = {
             "ETCD_ENDPOINTS": spec.etcd_endpoint,
@@ -64,7 +64,7 @@ class Cluster:
                 name=name,
                 environ=settings,
                 log=spec.directory / f"{name}.log",
-                options=spec.options,
+                options=(*spec.options, *options),
                 arguments=spec.arguments,
                 script=spec.script,
                 nnodes=spec.nnodes,
@@ -74,8 +74,10 @@ class Cluster:
         self.nodes[name] = node
         return node
 
-    def wait_step(self, step: int, *, world_size: int | None = None, limit_s: float = 120.0, since: int = 0) -> Record:
-        """Wait until a step of at least this number is committed (at this world size)."""
+    def wait_step(
+        self, step: int, *, world_size: int | None = None, limit_s: float = 120.0, since: int = 0, after: int = 0
+    ) -> Record:
+        """Wait until a step of at least this number is committed, at this world size, in a generation after `after`."""
 
         def test(record: Record) -> bool:
             event = record.event
@@ -83,6 +85,7 @@ class Cluster:
                 isinstance(event, StepCommitted)
                 and event.iteration >= step
                 and (world_size is None or event.world_size == world_size)
+                and record.generation > after
             )
 
         at_world = "" if world_size is None else f" at world size {world_size}"

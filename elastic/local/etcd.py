@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import os
 import shutil
 import signal
 import socket
@@ -144,6 +146,10 @@ class EtcdServer:
     def pause(self) -> None:
         """Freeze it: connections stay, nothing answers."""
         self._send(signal.SIGSTOP)
+        assert self._process is not None  # _send has looked
+        # The signal stops nobody until a thread has run to take it; on a busy machine others answer till then.
+        with contextlib.suppress(ChildProcessError):
+            os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def resume(self) -> None:
         """Go on after `pause`."""

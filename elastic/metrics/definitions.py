@@ -103,6 +103,10 @@ JOB_ACTIVE = _gauge("elastic_job_active", Over.MAX, "1 while this agent's job sh
 GENERATION = _gauge("elastic_generation", Over.MAX, "Number of the agreed membership, the fencing token.")
 WORLD_SIZE = _gauge("elastic_world_size", Over.MAX, "Workers of the present generation.")
 NODES = _gauge("elastic_nodes", Over.MAX, "Nodes of the present generation.")
+NODES_AWAITED = _gauge(
+    "elastic_nodes_awaited", Over.MAX,
+    "Nodes that must still come before a generation can be agreed; 0 where none is missing. Told by the leader.",
+)  # fmt: skip
 STEP = _gauge("elastic_step", Over.MAX, "Last optimizer step that this node's workers committed.")
 CONSUMED_SAMPLES = _gauge(
     "elastic_consumed_samples", Over.MAX, "Position of the run: samples used in the lineage of the parameters."
@@ -110,6 +114,10 @@ CONSUMED_SAMPLES = _gauge(
 SAMPLES = _counter(
     "elastic_samples_total",
     "Samples of committed steps, recomputed ones included. Counted on rank 0's node.",
+)
+SKIPPED_SAMPLES = _counter(
+    "elastic_skipped_samples_total",
+    "Samples passed over because their loss was no number, as training.on_nan wants it. Counted on rank 0's node.",
 )
 STEPS_COMMITTED = _counter(
     "elastic_steps_committed_total", "Committed optimizer steps, recomputed ones included. Counted on rank 0's node."
@@ -200,9 +208,11 @@ DEFINITIONS: tuple[Definition, ...] = (
     GENERATION,
     WORLD_SIZE,
     NODES,
+    NODES_AWAITED,
     STEP,
     CONSUMED_SAMPLES,
     SAMPLES,
+    SKIPPED_SAMPLES,
     STEPS_COMMITTED,
     LAST_STEP_TIME,
     STEP_DURATION,

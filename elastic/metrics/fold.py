@@ -41,6 +41,7 @@ class Metrics(Collector):
             events.AgentStarted: self._agent_started,
             events.RoundOpened: self._round_opened,
             events.WorldFormed: self._world_formed,
+            events.NodesAwaited: self._nodes_awaited,
             events.Rescaled: self._rescaled,
             events.NodeLost: self._node_lost,
             events.WorkerStarted: self._worker_started,
@@ -89,10 +90,15 @@ class Metrics(Collector):
         self._readiness = Readiness(ready=True, reason=f"member of generation {record.generation}")
         self._values.set(of.GENERATION, record.generation)
         self._values.set(of.WORLD_SIZE, event.world_size)
-        self._values.set(of.NODES, len(event.nodes))
+        self._values.set(of.NODES, event.node_count)
+        self._values.set(of.NODES_AWAITED, 0)
         self._values.observe(of.RENDEZVOUS_DURATION, event.seconds)
-        if event.nodes[:1] != (record.node,):  # Rank 0 is elsewhere: our last loss would be stale for ever.
+        if event.node_rank:  # Rank 0 is elsewhere: our last loss would be stale for ever.
             self._values.clear(of.LOSS)
+
+    def _nodes_awaited(self, record: events.Record, event: events.NodesAwaited) -> None:
+        self._values.set(of.NODES_AWAITED, event.needed - event.here)
+        self._readiness = Readiness(ready=False, reason=f"waiting for a generation: {event.reason}")
 
     def _rescaled(self, record: events.Record, event: events.Rescaled) -> None:
         self._values.add(of.RESCALES, 1, event.direction, event.cause)
@@ -117,6 +123,7 @@ class Metrics(Collector):
 
     def _job_ended(self, record: events.Record, event: events.JobEnded) -> None:
         self._values.set(of.JOB_ACTIVE, 0)
+        self._values.set(of.NODES_AWAITED, 0)
         self._readiness = Readiness(ready=False, reason=f"the job {event.outcome}: {event.reason}")
 
     def _restored(self, record: events.Record, event: events.Restored) -> None:
@@ -130,6 +137,10 @@ class Metrics(Collector):
         self._values.set(of.CONSUMED_SAMPLES, event.stop)
         self._values.set(of.LAST_STEP_TIME, record.time_s)
         self._values.set(of.DATA_DIGEST, event.run_digest)
+        if event.skipped:
+            if record.rank == 0:
+                self._values.add(of.SKIPPED_SAMPLES, event.stop - event.start)
+            return
         if record.rank == 0:
             self._values.add(of.STEPS_COMMITTED, 1)
             self._values.add(of.SAMPLES, event.stop - event.start)

@@ -63,6 +63,13 @@ class BatchPlan:
             if (first := start + slot * self.micro_batch_size) < stop
         )
 
+    def spread(self, position: int, *, world_size: int) -> tuple[range, ...]:
+        """The slots with samples of the step at `position`, by the rank that computes them."""
+        start, stop = self.span(position)
+        occupied = -(-(stop - start) // self.micro_batch_size)
+        shares = (share(self.slots, world_size=world_size, rank=rank) for rank in range(world_size))
+        return tuple(range(min(own.start, occupied), min(own.stop, occupied)) for own in shares)
+
     def steps_left(self, position: int) -> int:
         """Steps still to do from `position`, a short last one included."""
         return -(-(self.total_samples - self.span(position)[0]) // self.global_batch_size)

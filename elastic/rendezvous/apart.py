@@ -2,8 +2,9 @@
 
 The world key is read by everybody, so with thousands of seats in it a change would cost N squared. From `_INLINE` seats
 on it holds only how many there are; an agent finds its own seat in the part that its id falls into. When few seats
-changed, the world key also says how ranks moved, and those who had a seat read nothing more. World and parts are
-written in one transaction. Pure.
+changed, the world key also says how ranks moved, and those who had a seat read nothing more, unless somebody new has
+come into their part: those of a part know each other, and ask each other when the world stands still. World and parts
+are written in one transaction. Pure.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ _SEATS_OF_A_PART = 40
 # etcd takes at most 128 operations in a transaction.
 _MOST_PARTS = 120
 _MOST_MOVES = 16
+# What an agent keeps of generations since it read its part; then it reads it again.
+_MOST_KEPT = 32
 # Ranks only ever move down: up by one means that the seat is gone.
 _GONE = 1
 _FIELDS = tuple(field.name for field in dataclasses.fields(Seat))
@@ -29,10 +32,15 @@ _FIELDS = tuple(field.name for field in dataclasses.fields(Seat))
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """The seats of a generation whose agents' ids fall into one part, in rank order; or one agent's own, if any."""
+    """The seats of a generation whose agents' ids fall into one part, in rank order; or one agent's own, if any.
+
+    `text` holds all of the part, as it was read; `moves` how ranks moved since, generation by generation.
+    """
 
     generation: int
     seats: tuple[Seat, ...]
+    text: str = ""
+    moves: tuple[tuple[tuple[int, int, int], ...], ...] = ()
 
 
 def lay_apart(world: World, *, before: World | None) -> tuple[World, dict[int, str]]:
@@ -42,24 +50,31 @@ def lay_apart(world: World, *, before: World | None) -> tuple[World, dict[int, s
     """
     if len(world.seats) <= _INLINE:
         return dataclasses.replace(world, apart=None, digest=""), {}
-    count = min(_MOST_PARTS, -(-len(world.seats) // _SEATS_OF_A_PART))
-    rows: list[list[object]] = [[] for _ in range(count)]
-    for seat in world.seats:
-        rows[part_of(seat.agent, parts=count)].append(list(vars(seat).values()))
-    moves = _moves(before.seats, world.seats) if before is not None and before.apart is not None else None
+    parts = _count(len(world.seats), before=before.apart if before is not None else None)
     apart = Apart(
         generation=world.generation,
-        parts=count,
+        parts=parts,
         nodes=len(world.seats),
         workers=sum(seat.slots for seat in world.seats),
-        since=before.apart.generation if before is not None and before.apart is not None and moves is not None else 0,
-        moves=moves or (),
     )
-    texts = {
-        number: json.dumps({"generation": world.generation, "seats": part}, separators=(",", ":"))
+    if before is not None and before.apart is not None and (moves := _moves(before.seats, world.seats)) is not None:
+        known = {seat.agent for seat in before.seats}
+        fresh = {part_of(seat.agent, parts=parts) for seat in world.seats if seat.agent not in known}
+        apart = dataclasses.replace(apart, since=before.apart.generation, moves=moves, fresh=tuple(sorted(fresh)))
+    world = dataclasses.replace(world, apart=apart, digest=digest_of(world.seats))
+    return world, parts_of(world)
+
+
+def parts_of(world: World) -> dict[int, str]:
+    """The texts of a world's parts by number. The world has all of its seats."""
+    assert world.apart is not None
+    rows: list[list[object]] = [[] for _ in range(world.apart.parts)]
+    for seat in world.seats:
+        rows[part_of(seat.agent, parts=world.apart.parts)].append(list(vars(seat).values()))
+    return {
+        number: json.dumps({"generation": world.apart.generation, "seats": part}, separators=(",", ":"))
         for number, part in enumerate(rows)
     }
-    return dataclasses.replace(world, apart=apart, digest=digest_of(world.seats)), texts
 
 
 def part_of(agent: str, *, parts: int) -> int:
@@ -68,11 +83,11 @@ def part_of(agent: str, *, parts: int) -> int:
 
 
 def part_from_json(text: str, *, agent: str | None = None) -> Part:
-    """Read one part, or only one agent's seat of it. Raises StoreError."""
+    """Read one part, or only one agent's seat of it: the others are read by `all_of`. Raises StoreError."""
     try:
         raw = json.loads(text)
         seats = tuple(_seat(row) for row in raw["seats"] if agent in (None, row[0]))
-        return Part(generation=int(raw["generation"]), seats=seats)
+        return Part(generation=int(raw["generation"]), seats=seats, text=text if agent is not None else "")
     except (ValueError, KeyError, TypeError) as error:
         raise StoreError(f"a part of the world's seats holds {text[:120]!r}, which this version cannot read") from error
 
@@ -93,8 +108,33 @@ def moved(part: Part, *, to: Apart) -> Part | None:
         return part
     if to.since != part.generation or not part.seats:
         return None  # The moves speak of those who had a seat.
-    seats = tuple(seat for seat in (_moved(seat, to.moves) for seat in part.seats) if seat is not None)
-    return Part(generation=to.generation, seats=seats)
+    if part_of(part.seats[0].agent, parts=to.parts) in to.fresh or len(part.moves) >= _MOST_KEPT:
+        return None
+    return Part(
+        generation=to.generation,
+        seats=_all_moved(part.seats, to.moves),
+        text=part.text,
+        moves=(*part.moves, to.moves) if to.moves else part.moves,
+    )
+
+
+def all_of(part: Part) -> tuple[Seat, ...]:
+    """All seats of an agent's part as they are now, in rank order; those that came since it was read are not known."""
+    seats = part_from_json(part.text).seats if part.text else part.seats
+    for moves in part.moves:
+        seats = _all_moved(seats, moves)
+    return seats
+
+
+def _count(seats: int, *, before: Apart | None) -> int:
+    """How many parts: as many as before where that still does, so that those of a part go on knowing each other."""
+    if before is not None and _SEATS_OF_A_PART / 2 <= seats / before.parts <= 2 * _SEATS_OF_A_PART:
+        return before.parts
+    return min(_MOST_PARTS, -(-seats // _SEATS_OF_A_PART))
+
+
+def _all_moved(seats: Sequence[Seat], moves: Sequence[tuple[int, int, int]]) -> tuple[Seat, ...]:
+    return tuple(after for seat in seats if (after := _moved(seat, moves)) is not None)
 
 
 def _moved(seat: Seat, moves: Sequence[tuple[int, int, int]]) -> Seat | None:

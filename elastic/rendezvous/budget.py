@@ -16,6 +16,8 @@ from elastic.events import Cause
 from elastic.rendezvous.model import Barred, Bucket, Failure, FailureReport
 
 _OWN = frozenset({Bucket.EXCEPTION, Bucket.EXIT, Bucket.SIGNAL})
+# The world tells them to everyone. More say nothing new: a bug fails on all nodes alike.
+_MOST_OF_A_GENERATION = 16
 # A worker that ends so has said that starting it again cannot help.
 _FINAL = frozenset({ExitCode.USAGE, ExitCode.FENCED})
 _CLOSED_BY = {Cause.WORKER_SIGNAL: Bucket.SIGNAL, Cause.GROUP_FAILED: Bucket.GROUP, Cause.PEER_LOST: Bucket.PEER}
@@ -67,7 +69,8 @@ def judge(
         history: failures since the run last got past a step that failed.
         whole: every member of that generation is back, none is gone, left, late or cut off. Only then does a lost peer
             or a group that did not form count: else that is explained.
-        barred: agents left out before; a failure that goes on without its agent is the job's.
+        barred: agents left out before; a failure that goes on at that step on another node is the job's, one that comes
+            again with a new agent of the same node bars that one at once.
         needed: min nodes are not met without the agent that failed alone, so it is tried again like any other.
     """
     own = [one for one in reports if _bucket(one.report) in _OWN]
@@ -80,15 +83,32 @@ def judge(
     root = own[0] if own else (reports[0] if reports and whole else None)
     if root is None:
         return Judgement(history=history, exit_code=None, reason="nothing counts against the budget")
-    if own and (moved := next((entry for entry in barred if entry.signature == root.report.signature), None)):
-        reason = f"{root.report.signature} on {root.node}, as before on {moved.node}, which was left out: no node's own"
-        return Judgement(history=history, exit_code=moved.exit_code, reason=reason, text=root.report.text)
+    if own and (known := _known(history, own=own, barred=barred, needed=needed)) is not None:
+        return known
     judgement = _weigh(
         history, root=root, needed=needed, no_progress_limit=no_progress_limit, bucket_limit=bucket_limit
     )
     if judgement.exit_code is None or not own:
         return judgement
     return _blame(judgement, own=own)
+
+
+def _known(
+    history: tuple[Failure, ...], *, own: Sequence[Reported], barred: Sequence[Barred], needed: bool
+) -> Judgement | None:
+    """What it means that this failure had an agent barred before; None where none had, or where it must be weighed."""
+    root, signature, step = own[0], own[0].report.signature, own[0].report.step
+    before = [entry for entry in barred if entry.signature == signature]
+    # Once the run has got past that step, the same failure elsewhere is another one.
+    if moved := next((entry for entry in before if entry.node != root.node and step <= entry.step), None):
+        reason = f"{signature} on {root.node}, as before on {moved.node}, which was left out: no node's own"
+        return Judgement(history=history, exit_code=moved.exit_code, reason=reason, text=root.report.text)
+    if needed or not any(entry.node == root.node for entry in before):
+        return None
+    reason = f"{signature} on {root.node} again, for which it was left out before"
+    again = Judgement(history=history, exit_code=before[-1].exit_code, reason=reason, text=root.report.text)
+    blamed = _blame(again, own=own)
+    return blamed if blamed.alone is not None else None
 
 
 def _weigh(
@@ -136,6 +156,7 @@ def _blame(judgement: Judgement, *, own: Sequence[Reported]) -> Judgement:
         exit_code=judgement.exit_code or 0,
         reason=f"{judgement.reason}; only on {root.node}, which is left out",
         text=root.report.text,
+        step=root.report.step,
     )
     return dataclasses.replace(judgement, alone=alone)
 
@@ -165,7 +186,7 @@ def _extend(history: tuple[Failure, ...], *, generation: int, reports: Sequence[
         )
         for one in reports
         if (generation, one.agent) not in known
-    )
+    )[: max(0, _MOST_OF_A_GENERATION - sum(failure.generation == generation for failure in history))]
     earlier = [failure.step for failure in history if failure.generation < generation]
     if added and earlier and max(failure.step for failure in added) > max(earlier):
         history = tuple(failure for failure in history if failure.generation == generation)

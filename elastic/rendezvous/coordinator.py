@@ -11,9 +11,10 @@ import dataclasses
 from collections.abc import Callable, Collection
 
 from elastic.clock import SYSTEM_CLOCK, Clock
-from elastic.errors import ElasticError, Fenced, Preempted, StoreError, StoreUnavailable
+from elastic.errors import Fenced, Preempted, StoreUnavailable
 from elastic.events import Emit
 from elastic.lease import LeasePage
+from elastic.rendezvous.arrival import arrive
 from elastic.rendezvous.commits import Commits
 from elastic.rendezvous.election import Election
 from elastic.rendezvous.ending import ending_of, missed_generation, unheard_end
@@ -55,7 +56,6 @@ from elastic.rendezvous.world_watch import WorldWatch
 __all__ = ["AgentIdentity", "CommitVerdict", "Coordinator", "JobClosed", "Membership", "Regroup"]
 
 _POLL_S = 0.1
-_RETRY_S = 0.3
 # etcd refuses requests above 1.5 MB; a traceback's end is what tells.
 _LONGEST_TEXT = 20_000
 
@@ -93,10 +93,12 @@ class Coordinator:
             page=page,
             keeper=keeper,
         )
-        self._leader = Leader(store, keys=self._keys, limits=options.limits, clock=clock, emit=emit)
+        self._leader = Leader(store, keys=self._keys, limits=options, clock=clock, emit=emit)
         self._election = Election(store, keys=self._keys, agent=identity.agent, lead=self._leader.lead)
         self._commits = Commits(store, keys=self._keys, agent=identity.agent, clock=clock)
-        self._lost_world = LostWorld(store, keys=self._keys, agent=identity.agent, ttl_s=options.ttl_s, clock=clock)
+        self._lost_world = LostWorld(
+            store, keys=self._keys, agent=identity.agent, ttl_s=options.ttl_s, clock=clock, whole=self._leader.whole
+        )
         self._watch = WorldWatch(store, keys=self._keys, agent=identity.agent, on_change=self._world_changed)
         self._name = NodeName(store, keys=self._keys, node=identity.node, agent=identity.agent, on_taken=on_change)
         self._reaching = Reaching(member=lambda: self._registration.member, report=self.report_unreachable, clock=clock)
@@ -125,7 +127,9 @@ class Coordinator:
         return self._registration.valid_until_s
 
     def start(self, *, slots: int | None = None, exporter: str | None = None) -> None:
-        """Register this agent: it is alive, and asks for nothing yet. What is given replaces the identity's.
+        """Register this agent: it is alive, and asks for a generation. What is given replaces the identity's.
+
+        One with a name of its own asks only once it has that.
 
         Raises:
             StoreUnavailable: no endpoint answered within connect_timeout_s.
@@ -139,6 +143,8 @@ class Coordinator:
                 exporter=self.identity.exporter if exporter is None else exporter,
                 probe_port=self._probes.port,
             )
+            if not self.identity.named:
+                self._registration.note(state=MemberState.JOINING, store_port=self._hosting.offer())
             self._connect()
             self._watch.start()
             self._election.start()
@@ -243,25 +249,22 @@ class Coordinator:
         """The newest world known."""
         return self._watch.world
 
+    def known_seats(self, world: World) -> tuple[Seat, ...]:
+        """The seats of a world that this agent knows, in rank order: all, or of a large one its part."""
+        whole = self._leader.whole.like(world)
+        return whole.seats if whole is not None else self._watch.neighbours(world)
+
     def wait_closed(self, timeout_s: float | None = None) -> JobClosed:
         """How the job ended, after `done`. Without news for `timeout_s` it succeeded: the final state is durable."""
         self._watch.wait(lambda: self._closed() is not None, timeout_s=timeout_s)
         return self._closed() or unheard_end(timeout_s)
 
     def _connect(self) -> None:
-        deadline_s = self._clock.monotonic_s() + self.options.connect_timeout_s
-        while True:
-            try:
-                world = self._watch.read()
-                if world is not None and world.phase is Phase.CLOSED:
-                    self._seen_closed = world.generation
-                    self._registration.note(seen_closed=world.generation)
-                self._registration.start()
-                return
-            except StoreUnavailable:
-                if self._clock.monotonic_s() >= deadline_s:
-                    raise
-                self._clock.sleep(_RETRY_S)
+        limit_s = self.options.connect_timeout_s
+        world = arrive(self._registration, watch=self._watch, keys=self._keys, clock=self._clock, limit_s=limit_s)
+        if world is not None and world.phase is Phase.CLOSED:
+            self._seen_closed = world.generation
+            self._registration.note(seen_closed=world.generation)
 
     def _await_seat(self, *, limit_s: float, interrupted: Callable[[], bool], at_once: bool) -> World:
         now_s = self._clock.monotonic_s()
@@ -277,11 +280,12 @@ class Coordinator:
             now_s = self._clock.monotonic_s()
             if interrupted():
                 raise Preempted("asked to leave while waiting for a generation")
-            if (running := self._watch.world) is not None and running.phase is Phase.FORMED:
-                deadline_s = now_s + limit_s
-                self._reaching.try_again(running)
+            if (newest := self._watch.world) is not None:
+                self._reaching.try_again(newest)
+                deadline_s = now_s + limit_s if newest.phase is Phase.FORMED else deadline_s
             if now_s >= deadline_s:
-                raise self._timed_out(limit_s)
+                trouble, least = self._registration.trouble, self.options.min_nodes
+                raise trouble or too_few_came(self.members, least=least, limit_s=limit_s)
             if patience.is_due(now_s):
                 self._election.suspect(among=nodes)
                 patience = patience.after(now_s)
@@ -324,14 +328,6 @@ class Coordinator:
     def _closed(self) -> JobClosed | None:
         return ending_of(self._watch.world, agent=self.identity.agent, seen_closed=self._seen_closed)
 
-    def _timed_out(self, limit_s: float) -> ElasticError:
-        if (trouble := self._registration.trouble) is not None:
-            return trouble
-        here = "too few"
-        with contextlib.suppress(StoreError):
-            here = str(len(self.members()))
-        return too_few_came(here, least=self.options.min_nodes, limit_s=limit_s)
-
     def _registered(self, after: Entry | None) -> None:
         if self.identity.named:
             self._name.claim(self.lease)
@@ -340,11 +336,10 @@ class Coordinator:
 
     def _world_changed(self) -> None:
         if (world := self._watch.world) is not None:
-            self._lost_world.found()
+            self._lost_world.found(world)
             if self._page is not None:
                 self._page.generation = world.generation
-        elif self._generation:
-            self._lost_world.lost()
+        elif self._lost_world.lost():
             self._registration.look()
         self._leader.world_changed()
         self._on_change()

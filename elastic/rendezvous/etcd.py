@@ -7,10 +7,11 @@ from typing import Any
 
 from elastic.clock import SYSTEM_CLOCK, Clock
 from elastic.rendezvous.errors import LeaseEnded
+from elastic.rendezvous.etcd_leases import LeaseStream
 from elastic.rendezvous.etcd_link import EtcdLink
 from elastic.rendezvous.etcd_stream import WatchStream
 from elastic.rendezvous.etcd_watch import EtcdWatch, entry_of
-from elastic.rendezvous.kv import Aspect, Compare, Entry, OnBreak, OnUpdate, Op, Put, Snapshot, Transacted
+from elastic.rendezvous.kv import Aspect, Compare, Entry, Get, OnBreak, OnUpdate, Op, Put, Snapshot, Transacted
 from elastic.rendezvous.options import RendezvousOptions
 
 
@@ -22,15 +23,15 @@ class EtcdStore:
     ) -> None:
         self._link = link or EtcdLink(options, clock=clock)
         self._rpc = self._link.rpc
-        self._stream = WatchStream(self._link)
+        self._stream = WatchStream(self._link, clock=clock)
+        self._leases = LeaseStream(self._link)
 
     def grant(self, ttl_s: int) -> int:
         lease: int = self._link.call("Lease", "LeaseGrant", self._rpc.LeaseGrantRequest(TTL=ttl_s)).ID
         return lease
 
     def keep_alive(self, lease: int) -> float:
-        answer = self._link.exchange("Lease", "LeaseKeepAlive", self._rpc.LeaseKeepAliveRequest(ID=lease))
-        return float(answer.TTL)
+        return self._leases.renew(lease)
 
     def revoke(self, lease: int) -> None:
         # One transaction later the keys are gone for every reader; a lease that has ended is what was wanted.
@@ -64,10 +65,13 @@ class EtcdStore:
         if answered.doubtful and not answer.succeeded and (revision := _done_before(answer, written)):
             return Transacted(succeeded=True, revision=revision)
         replaced = [item.response_put.prev_kv for item in answer.responses if item.response_put.HasField("prev_kv")]
+        found = zip(ops, answer.responses, strict=True) if answer.succeeded else ()
+        read = {op.key: item.response_range.kvs for op, item in found if isinstance(op, Get)}
         return Transacted(
             succeeded=answer.succeeded,
             revision=answer.header.revision,
             replaced={entry.key: entry for entry in map(entry_of, replaced)},
+            read={key: entry_of(entries[0]) if entries else None for key, entries in read.items()},
         )
 
     def watch(
@@ -90,6 +94,7 @@ class EtcdStore:
     def close(self) -> None:
         self._link.close()
         self._stream.close()
+        self._leases.close()
 
     def _read(self, key: bytes, range_end: bytes) -> Snapshot:
         answer = self._link.call("KV", "Range", self._rpc.RangeRequest(key=key, range_end=range_end))
@@ -112,6 +117,8 @@ class EtcdStore:
                 key=op.key.encode(), value=op.value.encode(), lease=op.lease, prev_kv=op.tell_replaced
             )
             return self._rpc.RequestOp(request_put=put)
+        if isinstance(op, Get):
+            return self._rpc.RequestOp(request_range=self._rpc.RangeRequest(key=op.key.encode()))
         return self._rpc.RequestOp(request_delete_range=self._rpc.DeleteRangeRequest(key=op.key.encode()))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import queue
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -49,6 +50,16 @@ class Answered:
     doubtful: bool
 
 
+class Unanswered(Exception):
+    """A stream did not bring what was awaited in time."""
+
+
+def drain(requests: queue.SimpleQueue[Any]) -> Iterator[Any]:
+    """What gRPC sends on a stream, up to None: it must not end before the stream does, or etcd ends that."""
+    while (request := requests.get()) is not None:
+        yield request
+
+
 class EtcdLink:
     """Calls etcd; each call goes to the endpoint in use, and on to the next where it does not answer. Thread-safe."""
 
@@ -79,19 +90,7 @@ class EtcdLink:
 
     def ask(self, stub: str, method: str, request: Any, *, timeout_s: float | None = None) -> Answered:
         """Like `call`, and tells whether an earlier try may have been done without an answer reaching us."""
-        return self._attempt(lambda chosen, **how: getattr(chosen, method)(request, **how), stub, timeout_s)
-
-    def exchange(self, stub: str, method: str, request: Any) -> Any:
-        """Like `call`, for a method that streams: one request, its first answer."""
-
-        def once(chosen: Any, **how: Any) -> Any:
-            answers = getattr(chosen, method)(iter((request,)), **how)
-            try:
-                return next(answers)
-            finally:
-                answers.cancel()
-
-        return self._attempt(once, stub, None).message
+        return self.attempt(stub, lambda chosen, **how: getattr(chosen, method)(request, **how), timeout_s=timeout_s)
 
     def open_stream(self, stub: str, method: str, requests: Iterator[Any]) -> Any:
         """Begin a stream on the channel in use. Its errors are `rpc_error`; `explain` says what they mean."""
@@ -125,7 +124,11 @@ class EtcdLink:
         if channel is not None:
             channel.close()
 
-    def _attempt(self, once: Callable[..., Any], stub: str, timeout_s: float | None) -> Answered:
+    def attempt(self, stub: str, once: Callable[..., Any], *, timeout_s: float | None = None) -> Answered:
+        """Do `once(stub, timeout=…, metadata=…)`, and again at the next endpoint where it breaks or raises Unanswered.
+
+        Raises like `call`.
+        """
         limit_s = self._options.call_timeout_s if timeout_s is None else timeout_s
         deadline_s = self._clock.monotonic_s() + limit_s
         logins = 0
@@ -151,6 +154,9 @@ class EtcdLink:
                     self._clock.sleep(min(_RETRY_S, max(0.0, left_s)))
                 else:
                     self._refuse(error)
+            except Unanswered as error:
+                last, doubtful = f"{self.endpoint}: {error}", True
+                self._leave(number)
             except ValueError as error:
                 # Another thread left the channel in the meantime: gRPC says "closed channel", or "Channel closed!".
                 if "closed" not in str(error):

@@ -7,15 +7,18 @@ gives up one of its watches, all of them begin again, each after the last revisi
 from __future__ import annotations
 
 import contextlib
+import logging
 import queue
 import threading
 from collections import deque
-from collections.abc import Iterator
 from typing import Any, Protocol
 
+from elastic.clock import Clock
 from elastic.errors import StoreError
-from elastic.rendezvous.etcd_link import EtcdLink
+from elastic.rendezvous.etcd_link import EtcdLink, drain
+from elastic.rendezvous.outage import Outage
 
+_log = logging.getLogger(__name__)
 _RETRY_S = 0.2
 _CANCEL_S = 1.0
 
@@ -48,8 +51,9 @@ class Watching(Protocol):
 class WatchStream:
     """Carries watches until they are removed; its thread lives while there are any. Thread-safe."""
 
-    def __init__(self, link: EtcdLink) -> None:
+    def __init__(self, link: EtcdLink, *, clock: Clock) -> None:
         self._link = link
+        self._outage = Outage("the stream of watches", log=_log, clock=clock)
         self._lock = threading.Lock()
         self._watches: dict[Watching, int | None] = {}
         self._by_id: dict[int, Watching] = {}
@@ -120,6 +124,8 @@ class WatchStream:
                 reason = str(error)
             with self._lock:
                 watches = list(self._watches)
+            if watches:
+                self._outage.broke(reason)
             for watch in watches:
                 watch.broke(reason)
             self._pause.wait(_RETRY_S)
@@ -137,7 +143,7 @@ class WatchStream:
                 self._create(watch)
         stream: Any = None
         try:
-            stream = self._link.open_stream("Watch", "Watch", _drain(requests))
+            stream = self._link.open_stream("Watch", "Watch", drain(requests))
             with self._lock:
                 self._stream = stream
                 if not self._watches:
@@ -169,7 +175,10 @@ class WatchStream:
                 watch = found
             else:
                 return None
-        return watch.receive(response)
+        reason = watch.receive(response)
+        if reason is None:
+            self._outage.mended()
+        return reason
 
     def _create(self, watch: Watching) -> None:
         assert self._requests is not None
@@ -181,9 +190,3 @@ class WatchStream:
         assert self._requests is not None
         request = self._link.rpc.WatchCancelRequest(watch_id=number)
         self._requests.put(self._link.rpc.WatchRequest(cancel_request=request))
-
-
-def _drain(requests: queue.SimpleQueue[Any]) -> Iterator[Any]:
-    """What gRPC sends: it must not end before the stream does, or etcd ends the watches."""
-    while (request := requests.get()) is not None:
-        yield request

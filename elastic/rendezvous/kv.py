@@ -86,7 +86,14 @@ class Delete:
     key: str
 
 
-Op = Put | Delete
+@dataclass(frozen=True)
+class Get:
+    """Read a key; the answer holds its entry."""
+
+    key: str
+
+
+Op = Put | Delete | Get
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,11 +101,13 @@ class Transacted:
     """Whether all comparisons held, so that all operations were done; otherwise none was.
 
     `replaced`: by key, what was there before the writes that asked for it; a key that is new is missing.
+    `read`: by key, what the reads found. None at all where an answer was lost, so that only the doing is known.
     """
 
     succeeded: bool
     revision: int
     replaced: Mapping[str, Entry] = field(default_factory=dict)
+    read: Mapping[str, Entry | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,17 +13,19 @@ from collections.abc import Sequence
 
 from elastic.clock import Clock
 from elastic.errors import StoreError
-from elastic.events import Emit, NodeLost, Notice
+from elastic.events import Emit, NodeLost, NodesAwaited
 from elastic.rendezvous.apart import lay_apart, put_together
 from elastic.rendezvous.fences import world_fence, world_write
 from elastic.rendezvous.keys import Keys
 from elastic.rendezvous.kv import Entry, KeyValueStore, Put, Update, created_at
 from elastic.rendezvous.machine import decide
-from elastic.rendezvous.model import Phase, World, world_from_json, world_to_json
+from elastic.rendezvous.model import World, world_from_json, world_to_json
+from elastic.rendezvous.news import News
 from elastic.rendezvous.probe import Target, probe_all
 from elastic.rendezvous.roll import Roll
 from elastic.rendezvous.verdict import Close, Evict, Form, Open, Probe, Verdict, Wait
 from elastic.rendezvous.view import LeaderView, Limits, observe, roster, with_probes
+from elastic.rendezvous.whole import WholeWorlds
 
 _log = logging.getLogger(__name__)
 # After an eviction the watch tells within milliseconds; asking again sooner would only ask the same.
@@ -31,6 +33,8 @@ _EVICTED_S = 0.05
 # Of more than a few that are not back, each is asked only when there was time for them to come.
 _FEW, _COMING_S, _EACH_MORE_S = 32, 0.3, 0.002
 _QUICK_S, _LONGEST_GATHER_S = 0.001, 0.1
+# At most a tenth of the time is spent on looking.
+_GATHER = 9
 
 
 class Leader:
@@ -39,32 +43,33 @@ class Leader:
     def __init__(self, store: KeyValueStore, *, keys: Keys, limits: Limits, clock: Clock, emit: Emit) -> None:
         self._store, self._keys, self._limits, self._clock = store, keys, limits, clock
         self._emit = emit
-        self._wake = threading.Event()
         self._stopping = False
         self._reconsider = False
         self._calm = threading.Event()
         self._roll = Roll(prefix=keys.members)
+        self._news = News(unread=lambda: self._roll.unread)
         self._world: World | None = None
         self._world_revision = 0
         self._world_changed = True
         self._evicted: dict[str, str] = {}
         self._said = ""
+        self.whole = WholeWorlds()
 
     def stop(self) -> None:
         """End the term; `lead` returns soon."""
         self._stopping = True
         self._calm.set()
-        self._wake.set()
+        self._news.ring()
 
     def reconsider(self) -> None:
         """This agent's candidate key was written anew: end the term and stand again."""
         self._reconsider = True
-        self._wake.set()
+        self._news.ring()
 
     def world_changed(self) -> None:
         """The world key was written: look at it. Called from a watch."""
         self._world_changed = True
-        self._wake.set()
+        self._news.ring()
 
     def lead(self, own: Entry) -> None:
         """Decide and do until somebody else leads. `own` is this agent's candidate key."""
@@ -89,14 +94,14 @@ class Leader:
     def _term(self, own: Entry) -> None:
         view = LeaderView(limits=self._limits, leader=own.key.removeprefix(self._keys.candidates))
         while not (self._stopping or self._reconsider):
-            self._wake.clear()
+            self._news.hush()
             began_s = self._clock.monotonic_s()
             if self._world_changed:
                 self._world_changed = False
                 self._read_world()
             members = self._roll.members()
             if members is None:
-                self._wake.wait()
+                self._news.wait(None)
                 continue
             now_s = self._clock.monotonic_s()
             view = observe(view, world=self._world, members=members, now_s=now_s)
@@ -104,18 +109,18 @@ class Leader:
             self._say(verdict)
             took_s = self._clock.monotonic_s() - began_s
             match verdict:
-                case Wait(until_s=until_s):
-                    self._wake.wait(None if until_s is None else max(0.0, until_s - now_s))
+                case Wait(until_s=until_s, awaited=awaited):
+                    self._rest(None if until_s is None else max(0.0, until_s - now_s), awaited=awaited)
                     self._gather(took_s)
                 case Probe(agents=agents) if self._are_coming(agents, view=view, now_s=now_s):
-                    self._wake.wait(_COMING_S)
-                    self._gather(took_s)
+                    self._rest(_COMING_S, awaited=len(agents))
                 case Probe(agents=agents):
                     results = probe_all(self._targets(agents, view=view))
                     view = with_probes(view, results=results, now_s=self._clock.monotonic_s())
                 case _:
                     if not self._do(verdict, own=own, view=view):
                         return
+                    self._gather(took_s)
 
     def _do(self, verdict: Evict | Open | Form | Close, *, own: Entry, view: LeaderView) -> bool:
         """Do what changes the store; False where somebody else leads by now."""
@@ -125,11 +130,12 @@ class Leader:
             for agent in verdict.agents:
                 self._evicted[agent] = verdict.reason
                 self._store.revoke(view.members[agent].lease)
-            self._wake.wait(_EVICTED_S)
+            self._news.wait(_EVICTED_S)
             return True
         world, parts = verdict.world, dict[int, str]()
         if isinstance(verdict, Form):
             world, parts = lay_apart(world, before=view.world)
+            self.whole.know(world)
         formed = world.token if isinstance(verdict, Form) else None
         done = self._store.transact(
             world_fence(self._keys, own=own, world_revision=self._world_revision),
@@ -143,10 +149,15 @@ class Leader:
             self._tell_losses(view, formed=world)
         return True
 
+    def _rest(self, limit_s: float | None, *, awaited: int) -> None:
+        """Until there is news. While very many are awaited, until they are there or a moment later."""
+        if self._news.wait(limit_s) and awaited > _FEW:
+            self._news.wait(_COMING_S, enough=awaited)
+
     def _gather(self, took_s: float) -> None:
         """Among very many a look takes long: what arrives meanwhile, and a little longer, is looked at together."""
         if took_s > _QUICK_S:
-            self._calm.wait(min(_LONGEST_GATHER_S, 4 * took_s))
+            self._calm.wait(min(_LONGEST_GATHER_S, _GATHER * took_s))
 
     def _are_coming(self, agents: Sequence[str], *, view: LeaderView, now_s: float) -> bool:
         """Whether so many are not back yet that it is too early to ask each of them."""
@@ -170,6 +181,7 @@ class Leader:
             # Another leader wrote between the two reads.
             self._world_changed = True
             raise StoreError("the world changed while it was read")
+        self.whole.know(world)
         self._world, self._world_revision = world, entry.mod_revision
 
     def _leads(self, own: Entry) -> bool:
@@ -186,13 +198,13 @@ class Leader:
         if said != self._said:
             self._said = said
             _log.log(logging.DEBUG if isinstance(verdict, Wait | Probe) else logging.INFO, "leader: %s", said)
-            world = self._world
-            if isinstance(verdict, Wait) and verdict.until_s is None and not (world and world.phase is Phase.FORMED):
-                self._emit(Notice(text=f"the job waits, {verdict.reason}"))
+            if isinstance(verdict, Wait) and verdict.short:
+                needed = self._limits.min_nodes
+                self._emit(NodesAwaited(here=needed - verdict.short, needed=needed, reason=verdict.reason))
 
     def _on_members(self, update: Update) -> None:
         self._roll.note(update)
-        self._wake.set()
+        self._news.written()
 
     def _on_challenge(self, update: Update, own: Entry) -> None:
         if update.entries:

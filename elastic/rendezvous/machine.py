@@ -17,6 +17,7 @@ from elastic.rendezvous.gathering import complaints, gather, rested, welcome
 from elastic.rendezvous.model import FailureReport, Member, Phase, ProbeResult, Seat, World
 from elastic.rendezvous.verdict import Close, Open, Probe, Verdict, Wait
 from elastic.rendezvous.view import LeaderView, Roster, asks, roster
+from elastic.rendezvous.wording import listed
 
 # What members say where others, or the way to them, are to blame.
 _BY_OTHERS = frozenset({Cause.PEER_LOST, Cause.GROUP_FAILED})
@@ -85,9 +86,9 @@ def _finished(world: World, *, seats: Roster) -> Close | None:
         over = world.phase is Phase.OPEN and not world.planned
         if not (over or seats.gone or seats.back):
             return None
-    done = ", ".join(seat.node for seat in seats.done)
+    done = _nodes(seats.done)
     others = (*seats.gone, *seats.back, *seats.left)
-    but = f"; {', '.join(seat.node for seat in others)} ended otherwise" if others else ""
+    but = f"; {_nodes(others)} ended otherwise" if others else ""
     reason = f"done on {done}{but}"
     closed = dataclasses.replace(
         world, phase=Phase.CLOSED, outcome=Outcome.SUCCEEDED, exit_code=0, reason=reason, planned=False
@@ -110,12 +111,14 @@ def _formed(view: LeaderView, *, world: World, seats: Roster, judgement: Judgeme
         return Wait(reason="the job is finishing; newcomers wait for its end")
     room = len(world.seats) < view.limits.max_nodes
     welcomed = welcome(view, world=world, seats=seats) if room else ()
-    awake, _resting, rested_s = rested(view, members=welcomed, now_s=now_s)
+    awake, resting, rested_s = rested(view, members=welcomed, now_s=now_s)
     if awake:
-        nodes = ", ".join(sorted(member.node for member in awake))
+        nodes = listed(sorted(member.node for member in awake))
         reason = f"{nodes} joined: finish the step and save first"
         return _open(world, cause=Cause.NODE_JOINED, reason=reason, judgement=judgement, planned=True)
     spares = f", {len(seats.newcomers)} waiting as spare" if seats.newcomers else ""
+    barred = sorted({entry.node for entry in world.barred} & {member.node for member in resting})
+    spares += f"; {', '.join(barred)} was left out before and rests" if barred else ""
     count = f"{len(world.seats)} node{'s' if len(world.seats) != 1 else ''}"
     return Wait(until_s=rested_s, reason=f"generation {world.generation} is at work on {count}{spares}")
 
@@ -142,7 +145,7 @@ def _cut(view: LeaderView, *, world: World, seats: Roster, judgement: Judgement)
         return None
     told = [view.members[seat.agent].report for seat, _nodes_named in found]
     unformed = any(report is not None and report.cause is Cause.GROUP_FAILED for report in told)
-    reason = "; ".join(f"{seat.node} does not reach {', '.join(named)}" for seat, named in found)
+    reason = listed((f"{seat.node} does not reach {listed(named)}" for seat, named in found), by="; ")
     cause = Cause.GROUP_FAILED if unformed else Cause.NODE_LOST
     return _open(world, cause=cause, reason=f"{reason}, and does not advance", judgement=judgement)
 
@@ -168,7 +171,7 @@ def _lost(view: LeaderView, *, world: World, seats: Roster, judgement: Judgement
             next_s = answer.at_s + view.limits.reprobe_s
             until_s = next_s if until_s is None else min(until_s, next_s)
     if dead:
-        return _open(world, cause=Cause.NODE_LOST, reason="; ".join(dead), judgement=judgement)
+        return _open(world, cause=Cause.NODE_LOST, reason=listed(dead, by="; "), judgement=judgement)
     if unasked:
         agents = tuple(seat.agent for seat in unasked)
         return Probe(agents=agents, reason=f"keys gone: {_nodes(tuple(unasked))}. Alive?")
@@ -210,4 +213,4 @@ def _what(report: FailureReport) -> str:
 
 
 def _nodes(seats: tuple[Seat, ...]) -> str:
-    return ", ".join(seat.node for seat in seats)
+    return listed(seat.node for seat in seats)

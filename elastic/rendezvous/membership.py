@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sized
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from elastic.errors import Preempted
+from elastic.errors import Preempted, StoreError
 from elastic.events import Cause
 from elastic.rendezvous.model import Member, MemberState, Phase, Seat, World
 
@@ -168,8 +169,12 @@ def first_member(identity: AgentIdentity) -> Member:
     )
 
 
-def too_few_came(here: str, *, least: int, limit_s: float) -> Preempted:
-    """What an agent ends with that waited for others in vain."""
+def too_few_came(members: Callable[[], Sized], *, least: int, limit_s: float) -> Preempted:
+    """What an agent ends with that waited for others in vain. `members`: those that are here, asked from the store."""
+    try:
+        here = str(len(members()))
+    except StoreError:
+        here = "too few"
     return Preempted(
         f"{here} of at least {least} nodes came within {limit_s:g} s; start the others, or allow fewer with "
         "--nnodes=MIN:MAX"

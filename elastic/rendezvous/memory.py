@@ -19,6 +19,7 @@ from elastic.rendezvous.kv import (
     Compare,
     Delete,
     Entry,
+    Get,
     OnBreak,
     OnUpdate,
     Op,
@@ -120,6 +121,8 @@ class MemoryServer:
         put: dict[str, Entry] = {}
         deleted: list[str] = []
         for op in ops:
+            if isinstance(op, Get):
+                continue
             if isinstance(op, Delete):
                 if self._entries.pop(op.key, None) is not None:
                     deleted.append(op.key)
@@ -193,7 +196,14 @@ class MemoryStore:
             replaced = {entry.key: entry for entry in self._server.read(asked.__contains__).entries if succeeded}
             if succeeded and ops:
                 self._server.apply(ops)
-            return Transacted(succeeded=succeeded, revision=self._server.revision, replaced=replaced)
+            reads = [op.key for op in ops if isinstance(op, Get)] if succeeded else []
+            found = {entry.key: entry for entry in self._server.read(set(reads).__contains__).entries}
+            return Transacted(
+                succeeded=succeeded,
+                revision=self._server.revision,
+                replaced=replaced,
+                read={key: found.get(key) for key in reads},
+            )
 
     def watch(
         self, key: str, *, prefix: bool = False, since: int | None = None, on_update: OnUpdate, on_break: OnBreak

@@ -147,7 +147,7 @@ class Cut:
 
 @dataclass(frozen=True, kw_only=True)
 class Barred:
-    """An agent whose workers alone kept failing: it ends with this code, the job goes on without it."""
+    """An agent whose workers alone kept failing at this step: it ends with this code, the job goes on without it."""
 
     agent: str
     node: str
@@ -155,13 +155,15 @@ class Barred:
     exit_code: int
     reason: str
     text: str = ""
+    step: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Apart:
     """Where the seats of a large world are: in `parts` keys, written when `generation` was formed (see apart.py).
 
-    `moves` tells how ranks moved for those who had a seat in generation `since`; 0: it is not told.
+    `moves` tells how ranks moved for those who had a seat in generation `since`; 0: it is not told. `fresh` are the
+    parts that somebody new has come into since then.
     """
 
     generation: int
@@ -170,13 +172,14 @@ class Apart:
     workers: int
     since: int = 0
     moves: tuple[tuple[int, int, int], ...] = ()
+    fresh: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class World:
     """The agreed membership. Seats are in rank order; the store listens on the agent of seat 0.
 
-    With `apart`, an agent that does not lead knows its own seat only: count with `nodes` and `world_size`.
+    With `apart`, an agent that does not lead finds its own seat only here: count with `nodes` and `world_size`.
 
     An OPEN world is the generation that is being left; `planned` means that workers finish their step and save first,
     and `leaving` names the agents that go.
@@ -300,7 +303,8 @@ def _failure(raw: Mapping[str, Any]) -> Failure:
 
 
 def _apart(raw: Mapping[str, Any]) -> Apart:
-    return _make(Apart, raw, moves=tuple((int(a), int(b), int(c)) for a, b, c in raw.get("moves", ())))
+    moves = tuple((int(a), int(b), int(c)) for a, b, c in raw.get("moves", ()))
+    return _make(Apart, raw, moves=moves, fresh=tuple(raw.get("fresh", ())))
 
 
 def _make(cls: type[_Made], raw: Mapping[str, Any], **converted: Any) -> _Made:

@@ -32,7 +32,9 @@ _FROM_TORCH = {
 }
 # Of torch's second etcd backend: they tune polls and heartbeats that a lease and a watch do without.
 _WITHOUT_USE = frozenset({"close_timeout", "heartbeat_timeout", "keep_alive_interval", "keep_alive_max_attempt"})
-_NOT_IN_CONF = frozenset({"job_id", "min_nodes", "max_nodes", "endpoints", "local_address", "secure"})
+_NOT_IN_CONF = frozenset(
+    {"job_id", "min_nodes", "max_nodes", "endpoints", "local_address", "secure", "reprobe_s", "bucket_limit"}
+)
 _FIELDS = {field.name: field for field in dataclasses.fields(RendezvousOptions) if field.name not in _NOT_IN_CONF}
 
 

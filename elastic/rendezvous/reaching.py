@@ -19,13 +19,17 @@ class Reaching:
         self, *, member: Callable[[], Member], report: Callable[[Collection[str]], None], clock: Clock
     ) -> None:
         self._member, self._report, self._clock = member, report, clock
+        self._round: tuple[int, Phase] | None = None
         self._next_s = 0.0
 
     def try_again(self, world: World) -> None:
-        """Ask those that this agent named and that are at work now; at most once in AGAIN_S."""
-        named = set(self._member().unreachable)
+        """Ask those of this world that this agent named: whether it is at work without us, or cannot be formed since
+        too few reach each other. At most once in AGAIN_S, for the first time so long after the world changed."""
         now_s = self._clock.monotonic_s()
-        if not named or world.phase is not Phase.FORMED or now_s < self._next_s:
+        if (world.generation, world.phase) != self._round:
+            self._round, self._next_s = (world.generation, world.phase), now_s + AGAIN_S
+        named = set(self._member().unreachable)
+        if not named or world.phase is Phase.CLOSED or now_s < self._next_s:
             return
         seats = [seat for seat in world.seats if seat.agent in named][:_MOST]
         results = probe_all({seat.agent: Target(address=seat.address, port=seat.probe_port) for seat in seats})

@@ -18,7 +18,7 @@ from elastic.errors import StoreError, StoreUnavailable
 from elastic.lease import AGENT, LeasePage, certain_until_s
 from elastic.rendezvous.errors import LeaseEnded
 from elastic.rendezvous.keys import Keys
-from elastic.rendezvous.kv import Entry, KeyValueStore, Put, modified_at
+from elastic.rendezvous.kv import Entry, Get, KeyValueStore, Op, Put, Transacted, modified_at
 from elastic.rendezvous.model import Member, member_to_json
 
 _log = logging.getLogger(__name__)
@@ -81,15 +81,16 @@ class Registration:
         """What the member key should say."""
         return self._member
 
-    def start(self) -> None:
-        """Take a lease, write the keys, keep them.
+    def start(self) -> Transacted:
+        """Take a lease, write the keys, keep them. The answer holds the world too, if it was not lost on its way.
 
         Raises:
             StoreUnavailable, StoreRefused: the store could not or would not.
         """
         with self._writing:
-            self._register()
+            done = self._register(Get(self._keys.world))
         self._thread.start()
+        return done
 
     def stop(self, *, revoke: bool) -> None:
         """Keep the lease no more; revoke it, so that the keys are gone at once, or let it run out."""
@@ -110,11 +111,16 @@ class Registration:
             self._member = dataclasses.replace(self._member, **fields)  # type: ignore[arg-type]  # names of Member
 
     def publish(self, **fields: object) -> None:
-        """Change what the key says; if the store does not answer, the thread goes on trying. Nothing after `stop`."""
+        """Change what the key says; if the store does not answer, the thread goes on trying. Nothing after `stop`.
+
+        Where it says so already nothing is written.
+        """
         with self._writing:
             if self._stopping:
                 return
             self.note(**fields)
+            if self._member == self._written:
+                return
             try:
                 self._write()
             except StoreError as error:
@@ -173,7 +179,7 @@ class Registration:
             self._revision = self._read_revision(key)
         raise StoreUnavailable(f"{key} changes faster than it can be written; no other agent should write it")
 
-    def _register(self) -> None:
+    def _register(self, *reads: Get) -> Transacted:
         """Both keys under a new lease. A request of an earlier try that arrives late changes nothing any more."""
         sent_s = self._clock.monotonic_s()
         lease = self._store.grant(self._ttl_s)
@@ -181,10 +187,11 @@ class Registration:
         key, last = self._keys.member(member.agent), self._keys.last_candidate
         revision = self._read_revision(key) if self._asked else 0
         self._asked = True
-        ops = [
+        ops: list[Op] = [
             Put(key, member_to_json(member), lease),
             Put(self._keys.candidate(member.agent), member.node, lease),
             Put(last, member.agent, tell_replaced=True),
+            *reads,
         ]
         done = self._store.transact([modified_at(key, revision)], ops=ops)
         if not done.succeeded:
@@ -193,6 +200,7 @@ class Registration:
         self._revision = done.revision
         self._renewed(sent_s=sent_s, lasts_s=self._ttl_s)
         self._on_registered(done.replaced.get(last))
+        return done
 
     def _renewed(self, *, sent_s: float, lasts_s: float) -> None:
         self.valid_until_s = certain_until_s(sent_s=sent_s, granted_s=lasts_s)

@@ -19,22 +19,29 @@ class Roll:
         self._prefix = prefix
         self._lock = threading.Lock()
         self._noted: list[Update] = []
+        self._unread = 0
         self._members: dict[str, Member] | None = None
 
     def clear(self) -> None:
         """Know nothing."""
         with self._lock:
-            self._noted, self._members = [], None
+            self._noted, self._unread, self._members = [], 0, None
 
     def note(self, update: Update) -> None:
         """Something changed."""
         with self._lock:
             self._noted.append(update)
+            self._unread += len(update.entries) + len(update.deleted) + update.reset
+
+    @property
+    def unread(self) -> int:
+        """How many changes were noted since `members` was last asked for."""
+        return self._unread
 
     def members(self) -> dict[str, Member] | None:
         """All members by agent, for the caller to keep; None as long as nothing is known."""
         with self._lock:
-            noted, self._noted = self._noted, []
+            noted, self._noted, self._unread = self._noted, [], 0
         for update in noted:
             self._apply(update)
         return None if self._members is None else dict(self._members)

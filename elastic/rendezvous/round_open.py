@@ -15,6 +15,7 @@ from elastic.rendezvous.gathering import Gathering, cuts_after, gather
 from elastic.rendezvous.model import LeftOut, Member, Phase, ProbeResult, Seat, World, natural_key
 from elastic.rendezvous.verdict import Close, Evict, Form, Probe, Verdict, Wait
 from elastic.rendezvous.view import LeaderView, Roster
+from elastic.rendezvous.wording import listed
 
 _MOST_BARRED = 16
 
@@ -35,12 +36,12 @@ def decide(view: LeaderView, *, world: World, seats: Roster, now_s: float) -> Ve
             judged = judgement(view, world=world, seats=seats, whole=_whole(seats), needed=True)
             if judged.exit_code is not None:
                 return close(world, judgement=judged)
-    if not any(seat.agent in _agents(gathering.joiners) for seat in seats.back):
+    if not _agents(gathering.joiners) & {seat.agent for seat in seats.back}:
         # Nobody who knows the last generation is here: as at a first start, others may be about to come.
         return start(view, gathering=gathering, cause=world.cause, now_s=now_s, judgement=judged)
     if len(gathering.joiners) < view.limits.min_nodes:
         return _too_few(view, gathering)
-    reason = _reason(world, seats=seats, gathering=gathering)
+    reason = _reason(world, seats=seats, gathering=gathering, most=view.limits.max_nodes)
     cause = _cause(view, world=world, seats=seats)
     return _form(view, gathering=gathering, cause=cause, reason=reason, judgement=judged)
 
@@ -56,7 +57,7 @@ def start(
     """Without survivors: form when all places are taken, or a while after the last arrival."""
     limits, joiners = view.limits, gathering.joiners
     if len(joiners) < limits.min_nodes:
-        return _too_few(view, gathering)
+        return dataclasses.replace(_too_few(view, gathering), awaited=limits.min_nodes - len(joiners))
     reason = f"nodes here: all {limits.max_nodes}"
     if len(joiners) < limits.max_nodes:
         until_s = max(view.arrived_s[member.agent] for member in joiners) + limits.first_wait_s
@@ -118,7 +119,7 @@ def _await(view: LeaderView, *, world: World, seats: Roster, now_s: float) -> Ve
         return None
     wait_s = view.limits.planned_wait_s if world.planned else view.limits.late_wait_s
     until_s = view.world_since_s + wait_s
-    nodes = ", ".join(seat.node for seat in seats.active)
+    nodes = _nodes(seats.active)
     if world.planned:
         if now_s < until_s:
             return Wait(until_s=until_s, reason=f"waiting for {nodes} to finish the step and save")
@@ -135,12 +136,12 @@ def _await(view: LeaderView, *, world: World, seats: Roster, now_s: float) -> Ve
         else:
             next_s = min(next_s, answer.at_s + view.limits.reprobe_s)
     if dead:
-        why = "; ".join(f"{seat.node} is not back and its agent is {result}" for seat, result in dead)
+        why = listed((f"{seat.node} is not back and its agent is {result}" for seat, result in dead), by="; ")
         return Evict(agents=tuple(seat.agent for seat, _ in dead), reason=why)
     if now_s >= until_s:
         return None
     if unasked:
-        names = ", ".join(seat.node for seat in unasked)
+        names = _nodes(unasked)
         return Probe(agents=tuple(seat.agent for seat in unasked), reason=f"not back yet: {names}. Alive?")
     return Wait(until_s=next_s, reason=f"waiting for {nodes}: alive, not back yet")
 
@@ -193,15 +194,17 @@ def _cause(view: LeaderView, *, world: World, seats: Roster) -> Cause:
     return told[0] if told and not world.planned else world.cause
 
 
-def _reason(world: World, *, seats: Roster, gathering: Gathering) -> str:
+def _reason(world: World, *, seats: Roster, gathering: Gathering, most: int) -> str:
     count = len(seats.back)
     parts = [f"{count} member{'s' if count != 1 else ''} of generation {world.generation} back"]
     for what, who in (("gone", (*seats.gone,)), ("left", (*seats.left, *seats.leaving)), ("late", seats.active)):
         if who:
             parts.append(f"{_nodes(who)} {what}")
-    new = sorted(member.node for member in gathering.joiners if member in seats.newcomers)
+    taken = seating.arrange(world, joiners=gathering.joiners, max_nodes=most)
+    before = {seat.agent for seat in world.seats}
+    new = sorted((seat.node for seat in taken if seat.agent not in before), key=natural_key)
     if new:
-        parts.append(f"{', '.join(new)} new")
+        parts.append(f"{listed(new)} new")
     if gathering.cut_off:
         parts.append(_cut_words(gathering))
     return "; ".join(parts)
@@ -210,7 +213,7 @@ def _reason(world: World, *, seats: Roster, gathering: Gathering) -> str:
 def _cut_words(gathering: Gathering) -> str:
     nodes = sorted((member.node for member in gathering.cut_off), key=natural_key)
     them = "it waits" if len(nodes) == 1 else "they wait"
-    return f"{', '.join(nodes)} and the others do not all reach each other: {them} as spare"
+    return f"{listed(nodes)} and the others do not all reach each other: {them} as spare"
 
 
 def _too_few(view: LeaderView, gathering: Gathering) -> Wait:
@@ -218,8 +221,9 @@ def _too_few(view: LeaderView, gathering: Gathering) -> Wait:
     if gathering.cut_off:
         reason += f" that reach each other; {_cut_words(gathering)}"
     if gathering.resting:
-        reason += f"; {', '.join(member.node for member in gathering.resting)} rests after a cut"
-    return Wait(until_s=gathering.rested_s, reason=reason)
+        reason += f"; {listed(member.node for member in gathering.resting)} rests after a cut"
+    short = view.limits.min_nodes - len(gathering.joiners)
+    return Wait(until_s=gathering.rested_s, reason=reason, short=short)
 
 
 def _agents(members: Iterable[Member]) -> set[str]:
@@ -227,4 +231,4 @@ def _agents(members: Iterable[Member]) -> set[str]:
 
 
 def _nodes(seats: Iterable[Seat]) -> str:
-    return ", ".join(seat.node for seat in seats)
+    return listed(seat.node for seat in seats)

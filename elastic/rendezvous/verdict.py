@@ -9,10 +9,16 @@ from elastic.rendezvous.model import World
 
 @dataclass(frozen=True, kw_only=True)
 class Wait:
-    """Do nothing until something changes, or until this second of the leader's clock."""
+    """Do nothing until something changes, or until this second of the leader's clock.
+
+    `short`: how many nodes must still come before a world can be agreed.
+    `awaited`: nothing will come of it before so many members have written.
+    """
 
     until_s: float | None = None
+    awaited: int = 1
     reason: str
+    short: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,9 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from elastic.rendezvous.model import Cut, Member, MemberState, ProbeResult, Seat, World
+from elastic.rendezvous.model import Barred, Cut, Member, MemberState, ProbeResult, Seat, World
+
+_LONGER_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +21,8 @@ class Limits:
 
     first_wait_s: at a first start, for further nodes, counted from the last arrival.
     late_wait_s: for a member that answers but is not back. planned_wait_s: the same while workers finish and save.
-    unconfirmed_s: for a member at work that answers but has no key. reprobe_s: until an answer counts as old.
+    unconfirmed_limit_s: how long workers may go on while their agent's lease is not certain. reprobe_s: until an
+    answer counts as old.
     no_progress_limit: failures without getting past a step that end the job. bucket_limit: generations without
     progress that one reason may end.
     """
@@ -29,10 +32,18 @@ class Limits:
     first_wait_s: float = 3.0
     late_wait_s: float = 5.0
     planned_wait_s: float = 120.0
-    unconfirmed_s: float = 330.0
+    unconfirmed_limit_s: float = 300.0
     reprobe_s: float = 1.0
     no_progress_limit: int = 3
     bucket_limit: int = 10
+
+    @property
+    def unconfirmed_s(self) -> float:
+        """How long a member at work that answers but has no key is left alone.
+
+        The leader is the more patient one: an agent ends its own workers at the limit, which needs no store.
+        """
+        return self.unconfirmed_limit_s + _LONGER_S
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +58,8 @@ class ProbeAnswer:
 class LeaderView:
     """World, members, and since when each fact holds. Mappings are by agent; never change one in place.
 
-    `leader` is the agent whose view this is; `cut_s` since when each entry of the world's `cut` stands there.
+    `leader` is the agent whose view this is; `cut_s` and `barred_s` since when each entry of the world's `cut` and
+    `barred` stands there.
     """
 
     limits: Limits
@@ -58,6 +70,7 @@ class LeaderView:
     arrived_s: Mapping[str, float] = field(default_factory=dict)
     absent_s: Mapping[str, float] = field(default_factory=dict)
     cut_s: Mapping[Cut, float] = field(default_factory=dict)
+    barred_s: Mapping[Barred, float] = field(default_factory=dict)
     left: frozenset[str] = frozenset()
     probes: Mapping[str, ProbeAnswer] = field(default_factory=dict)
 
@@ -93,6 +106,7 @@ def observe(view: LeaderView, *, world: World | None, members: Mapping[str, Memb
         arrived_s={agent: view.arrived_s.get(agent, now_s) for agent in members},
         absent_s={agent: view.absent_s.get(agent, now_s) for agent in seats if agent not in members},
         cut_s={cut: view.cut_s.get(cut, now_s) for cut in (world.cut if world else ())},
+        barred_s={entry: view.barred_s.get(entry, now_s) for entry in (world.barred if world else ())},
         left=frozenset(left),
         probes={agent: found for agent, found in view.probes.items() if agent in seats},
     )

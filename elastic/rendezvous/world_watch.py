@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import threading
 from collections.abc import Callable
 
 from elastic.errors import StoreError
-from elastic.rendezvous.apart import Part, moved, part_from_json, part_of
+from elastic.rendezvous.apart import Part, all_of, moved, part_from_json, part_of
 from elastic.rendezvous.keys import Keys
-from elastic.rendezvous.kv import KeyValueStore, Update, Watch
-from elastic.rendezvous.model import Phase, World, world_from_json
-
-_log = logging.getLogger(__name__)
+from elastic.rendezvous.kv import Entry, KeyValueStore, Update, Watch
+from elastic.rendezvous.model import Phase, Seat, World, world_from_json
 
 
 class WorldWatch:
@@ -37,6 +34,13 @@ class WorldWatch:
         Of seats kept apart it holds this agent's own, as soon as that is known.
         """
         return self._world
+
+    def neighbours(self, world: World) -> tuple[Seat, ...]:
+        """The seats of a world that this agent knows, in rank order: of a large one those of its part."""
+        part = self._part
+        if world.apart is None or part.generation != world.apart.generation:
+            return world.seats
+        return all_of(part)
 
     @property
     def looks_apart(self) -> bool:
@@ -68,16 +72,21 @@ class WorldWatch:
     def read(self) -> World | None:
         """Ask for the world now; `start` goes on from there. Raises StoreError."""
         snapshot = self._store.range(self._key)
-        self._since = snapshot.revision
-        entries = tuple(entry for entry in snapshot.entries if entry.key == self._key)
-        self._on_update(Update(entries=entries, revision=snapshot.revision, reset=True))
+        found = next((entry for entry in snapshot.entries if entry.key == self._key), None)
+        return self.take(found, revision=snapshot.revision)
+
+    def take(self, found: Entry | None, *, revision: int) -> World | None:
+        """The world as it was read at a revision; `start` goes on from there. Raises StoreError."""
+        self._since = revision
+        entries = () if found is None else (found,)
+        self._on_update(Update(entries=entries, revision=revision, reset=True))
         self.check()
         return self._world
 
     def start(self) -> None:
         """Begin to watch."""
         self._watch = self._store.watch(
-            self._key, since=self._since, on_update=self._on_update, on_break=self._on_break
+            self._key, since=self._since, on_update=self._on_update, on_break=lambda _reason: None
         )
 
     def stop(self) -> None:
@@ -106,9 +115,6 @@ class WorldWatch:
             self.known = True
             self._changed.notify_all()
         self._on_change()
-
-    def _on_break(self, reason: str) -> None:
-        _log.info("the watch of the world broke (%s); it mends itself", reason)
 
     def _seated(self, world: World) -> World:
         """The world with this agent's seat, where that can be told from the seat it had."""

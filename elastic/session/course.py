@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -12,16 +14,19 @@ from elastic.checkpoint.reader import Restored
 from elastic.clock import Clock
 from elastic.config.load import to_plain
 from elastic.config.model import Settings
-from elastic.data.digest import chain
-from elastic.data.fetch import MapDataset
+from elastic.data.digest import chain, skip_digest
 from elastic.data.loader import ElasticLoader
-from elastic.distributed.group import Collectives
+from elastic.data.stream import ShardStream
+from elastic.distributed.group import Alone, Collectives
 from elastic.distributed.replicate import Replica
-from elastic.errors import DataError
 from elastic.events import Emit, Notice, OrderChosen, StepCommitted
 from elastic.plan.batch import BatchPlan
-from elastic.plan.order import ORDER_VERSION, Order, OrderKind
-from elastic.plan.progress import epoch_of, global_step_view, scale_by_global_batch
+from elastic.plan.batch_mode import Batching, BatchMode, batching
+from elastic.plan.likeness import SAVED_AS, Likeness
+from elastic.plan.order import ORDER_VERSION
+from elastic.plan.progress import global_step_view, scale_by_global_batch
+from elastic.plan.tree import Spread
+from elastic.session.source import DataSource, settle
 from elastic.session.step import Step, StepParts
 from elastic.world import World
 
@@ -38,42 +43,61 @@ class Course:
         settings: Settings,
         world: World,
         restored: Restored,
-        dataset: MapDataset,
-        collate_fn: Callable[[list[Any]], Any] | None,
+        source: DataSource,
         emit: Emit,
         clock: Clock,
+        group: Collectives | None = None,
+        likeness: Likeness | None = None,
     ) -> None:
-        training = settings.training
-        self.iteration = restored.iteration
-        self.consumed_samples = restored.consumed_samples
-        self.run_digest = restored.run_digest
-        self._total_samples = training.steps * training.global_batch_size
+        """`group`: to find out whether all ranks see the same data; None: this rank is alone.
+        `likeness`: how all workers compute, to be saved; None where it does not matter.
+
+        Raises:
+            DataError: the data cannot be used, or is not that of the restored run.
+        """
+        self._total_samples = settings.training.steps * settings.training.global_batch_size
         self._settings = settings
         self._world = world
         self._emit = emit
         self._clock = clock
-        self._length = _length(dataset)
-        order = Order(length=self._length, seed=training.seed, kind=OrderKind(settings.data.order.value))
+        self._group: Collectives = Alone() if group is None else group
+        self._likeness = {} if likeness is None else {SAVED_AS: likeness.to_plain()}
+        self._batching = _batching(settings, world)
         self._plan = BatchPlan(
-            global_batch_size=training.global_batch_size,
-            micro_batch_size=training.micro_batch_size,
+            global_batch_size=self._batching.global_batch_size,
+            micro_batch_size=settings.training.micro_batch_size,
             total_samples=self._total_samples,
         )
-        self._loader = ElasticLoader(
-            dataset,
-            plan=self._plan,
-            order=order,
-            world_size=world.size,
-            rank=world.rank,
-            position=restored.consumed_samples,
-            num_workers=settings.data.num_workers,
-            collate_fn=collate_fn,
-        )
+        self._settled = settle(source, settings, restored, self._plan, group=self._group)
+        self._go_to(restored)
+        self._loader = self._new_loader()
         self._step_began_s = clock.monotonic_s()
         self._losses: deque[float] = deque(maxlen=_LOSSES)
         if world.rank == 0:
-            emit(OrderChosen(length=order.length, seed=order.seed, order=order.kind.value, order_version=ORDER_VERSION))
+            self._tell_order()
             self._tell_scaling(restored)
+
+    def _go_to(self, restored: Restored) -> None:
+        self.iteration = restored.iteration
+        self.consumed_samples = self._before = restored.consumed_samples
+        self.run_digest = restored.run_digest
+        last = restored.data.get("last_step")
+        self._last_step: tuple[int, int, int] | None = None if last is None else (last[0], last[1], last[2])
+
+    def _new_loader(self) -> ElasticLoader:
+        source = self._settled.source
+        return ElasticLoader(
+            source.dataset,
+            plan=self._plan,
+            order=self._settled.order,
+            seed=self._settings.training.seed,
+            world_size=self._world.size,
+            rank=self._world.rank,
+            position=self.consumed_samples,
+            states=self._settled.states,
+            collate_fn=source.collate_fn,
+            transport=source.transport,
+        )
 
     @property
     def finished(self) -> bool:
@@ -93,34 +117,79 @@ class Course:
             device=self._world.device,
             seed=self._settings.training.seed,
             regroup_wanted=regroup_wanted,
+            rate_factor=self._batching.rate_factor,
+            on_nan=self._settings.training.on_nan,
+            spread=Spread(self._plan.spread(self.consumed_samples, world_size=self._world.size)),
             save_ready=save_ready,
         )
         self._step_began_s = self._clock.monotonic_s()
         return Step(parts, iteration=self.iteration + 1, start=start, stop=stop)
 
+    @property
+    def counted(self) -> range | None:
+        """The steps of `global_batch_size` samples that the last step completed; None: exactly itself."""
+        if self._settings.training.batch is BatchMode.FIXED_GLOBAL:
+            return None
+        size = self._settings.training.global_batch_size
+        return range(self._before // size + 1, self.consumed_samples // size + 1)
+
     def commit(self, step: Step) -> bool:
         """Count a step that is done; returns whether the ranks agreed to regroup after it."""
         assert step.totals is not None  # Step.__exit__ refuses to be done without them
-        self.iteration = step.iteration
-        self.consumed_samples = step.stop
-        self.run_digest = chain(self.run_digest, step.totals.digest)
-        self._losses.append(step.totals.loss)
         self._loader.commit()
+        if step.skipped:
+            self._count_skipped(step.stop, reason=step.skipped, loss=step.totals.loss)
+            return step.totals.regroup
+        self._losses.append(step.totals.loss)
+        self._last_step = (step.start, step.stop, step.totals.digest)
+        self._count(
+            step.stop,
+            ranges=ranges(sample for sample, _ in step.used),
+            samples=step.totals.samples,
+            digest=step.totals.digest,
+            loss=step.totals.loss,
+        )
+        return step.totals.regroup
+
+    def roll_back(self, restored: Restored, *, skip_to: int, reason: str) -> None:
+        """Stand where a restored state stands, and pass over the samples up to `skip_to` for good."""
+        self._go_to(restored)
+        self._count_skipped(skip_to, reason=reason, loss=math.nan)
+        self._loader.move(position=skip_to, world_size=self._world.size, rank=self._world.rank)
+
+    def _count_skipped(self, stop: int, *, reason: str, loss: float) -> None:
+        self._last_step = None
+        digest = skip_digest(self.consumed_samples, stop)
+        self._count(stop, ranges=(), samples=0, digest=digest, loss=loss, skipped=reason)
+
+    def _count(
+        self,
+        stop: int,
+        *,
+        ranges: tuple[tuple[int, int], ...],
+        samples: int,
+        digest: int,
+        loss: float,
+        skipped: str = "",
+    ) -> None:
+        self.iteration += 1
+        self._before, self.consumed_samples = self.consumed_samples, stop
+        self.run_digest = chain(self.run_digest, digest)
         self._emit(
             StepCommitted(
                 iteration=self.iteration,
-                start=step.start,
-                stop=step.stop,
-                ranges=ranges(sample for sample, _ in step.used),
-                step_samples=step.totals.samples,
-                step_digest=step.totals.digest,
+                start=self._before,
+                stop=stop,
+                ranges=ranges,
+                step_samples=samples,
+                step_digest=digest,
                 run_digest=self.run_digest,
-                loss=step.totals.loss,
+                loss=loss,
                 world_size=self._world.size,
                 seconds=self._clock.monotonic_s() - self._step_began_s,
+                skipped=skipped,
             )
         )
-        return step.totals.regroup
 
     def close(self) -> None:
         """End the loader's processes."""
@@ -129,24 +198,49 @@ class Course:
     def save_meta(self) -> SaveMeta:
         """What a checkpoint says about where it was taken."""
         training = self._settings.training
-        epoch, position = epoch_of(self.consumed_samples, self._length)
+        epoch, position = self._settled.order.epoch_of(self.consumed_samples)
         return SaveMeta(
             iteration=self.iteration,
             consumed_samples=self.consumed_samples,
             generation=self._world.generation,
             run_digest=self.run_digest,
-            global_batch_size=training.global_batch_size,
+            global_batch_size=self._batching.global_batch_size,
             seed=training.seed,
             order_version=ORDER_VERSION,
-            settings=to_plain(self._settings),
+            settings=to_plain(self._settings) | self._likeness,
             global_step=global_step_view(self.consumed_samples, training.global_batch_size),
             epoch_num=epoch,
             step_num=position // training.global_batch_size,
+            data=self._settled.to_plain(states=self._all_states(), last=self._last_step),
             signs=Signs(loss=self._losses[-1] if self._losses else None, earlier_losses=tuple(self._losses)[:-1]),
         )
 
+    def _all_states(self) -> dict[int, str]:
+        """Where the slots of a stream stand, of all ranks; on rank 0, which writes it down."""
+        if not isinstance(self._settled.source.dataset, ShardStream):
+            return {}
+        everyone = self._group.gather({str(slot): text for slot, text in self._loader.states.items()})
+        return {int(slot): text for states in everyone or () for slot, text in states.items()}
+
+    def _tell_order(self) -> None:
+        order = self._settled.order
+        plain = order.to_plain()
+        self._emit(
+            OrderChosen(
+                length=order.items,
+                seed=self._settings.training.seed,
+                order=plain["segments"][-1]["order"]["kind"],
+                order_version=ORDER_VERSION,
+                segments=json.dumps(plain),
+            )
+        )
+        if self._settled.told:
+            self._emit(Notice(text=self._settled.told))
+        if self._settings.training.batch is BatchMode.PER_RANK:
+            self._emit(Notice(text=self._batching.reason))
+
     def _tell_scaling(self, restored: Restored) -> None:
-        now = self._settings.training.global_batch_size
+        now = self._batching.global_batch_size
         if restored.iteration and restored.global_batch_size and restored.global_batch_size != now:
             saved_step = restored.consumed_samples // restored.global_batch_size
             scaled = scale_by_global_batch(saved_step, saved_global_batch=restored.global_batch_size, global_batch=now)
@@ -169,13 +263,12 @@ def ranges(samples: Any) -> tuple[tuple[int, int], ...]:
     return tuple(pairs)
 
 
-def _length(dataset: MapDataset) -> int:
-    try:
-        length = len(dataset)
-    except TypeError as error:
-        raise DataError(
-            f"{type(dataset).__name__} has no length; a map-style data set with __len__ and __getitem__ is needed"
-        ) from error
-    if length == 0:
-        raise DataError(f"{type(dataset).__name__} is empty: there is nothing to train on")
-    return length
+def _batching(settings: Settings, world: World) -> Batching:
+    training = settings.training
+    return batching(
+        training.batch,
+        world_size=world.size,
+        global_batch_size=training.global_batch_size,
+        rank_batch_size=training.rank_batch_size or training.global_batch_size,
+        rule=training.rate_rule,
+    )

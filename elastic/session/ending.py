@@ -70,4 +70,5 @@ def describe(error: BaseException, *, step: int) -> Failure:
     ours = isinstance(error, ElasticError)
     text = str(error) if ours else "".join(traceback.format_exception(error))
     exit_code = int(error.exit_code) if isinstance(error, ElasticError) else int(ExitCode.FAILED)
-    return Failure(exit_code=exit_code, step=step, signature=signature, text=text)
+    node_local = isinstance(error, ElasticError) and error.node_local
+    return Failure(exit_code=exit_code, step=step, signature=signature, text=text, node_local=node_local)

@@ -31,19 +31,27 @@ from elastic.checkpoint.root import claim
 from elastic.checkpoint.seams import LockCommitter
 from elastic.clock import SYSTEM_CLOCK, Clock
 from elastic.config.load import resolve, with_overrides
-from elastic.config.model import Settings
+from elastic.config.model import Numerics, OnNan, Settings
+from elastic.data.carrier import Transport
+from elastic.data.fetch import Collate
 from elastic.distributed.group import Alone, Collectives, choose_device, join
+from elastic.distributed.likeness import check_alike, measure
 from elastic.distributed.replicate import Replica
-from elastic.errors import CheckpointError, Regroup, UsageError
+from elastic.errors import CheckpointError, LossNotFinite, UsageError
 from elastic.events import GroupReady, Notice, RunFinished
 from elastic.lifetime import die_with_agent
-from elastic.link import AgentLink, Link, NoLink
+from elastic.link import Link, NoLink
+from elastic.plan.likeness import Likeness, recorded_in
 from elastic.session.committer import choose_committer
 from elastic.session.course import Course
 from elastic.session.ending import end_worker
+from elastic.session.evaluation import Measure, evaluate
+from elastic.session.leaving import LeaveOnSignal
 from elastic.session.memory import open_memory
+from elastic.session.place import check_same_root, connect
 from elastic.session.randomness import seed_everything
 from elastic.session.reporter import Reporter
+from elastic.session.source import DataSource
 from elastic.session.step import Step
 from elastic.world import World
 
@@ -76,6 +84,7 @@ class Session:
         self._link: Link = NoLink()
         self._course: Course | None = None
         self._open_step: Step | None = None
+        self._leaving = LeaveOnSignal(link=lambda: self._link)
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -94,12 +103,12 @@ class Session:
 
     def _open(self) -> None:
         die_with_agent(self._environ)
-        self._link = _connect(self.world)  # first, so that the agent hears of whatever goes wrong
+        self._link = connect(self.world)  # first, so that the agent hears of whatever goes wrong
         resolved = self._given or resolve(sys.argv[1:], environ=self._environ, strict=False).settings
         self.settings = with_overrides(resolved, self._overrides) if self._overrides else resolved
         world = choose_device(self.world)
         save_path = self.settings.checkpoint.save_path
-        _same_root(world, save_path)
+        check_same_root(world, save_path)
         identity = claim(save_path, job_id=world.job_id)
         self._report = Reporter(world=world, link=self._link, save_path=save_path, clock=self._clock)
         self._stack.callback(self._report.close)
@@ -156,11 +165,18 @@ class Session:
             end_worker(error, link=self._link, group=self._group, step=step)
 
     def parallelize(self, model: nn.Module) -> nn.Module:
-        """Put a model on this worker's device, equal on all ranks; returns the plain module."""
+        """Put a model on this worker's device, equal on all ranks; returns the plain module.
+
+        Buffers are not summed over ranks: BatchNorm normalises each micro-batch by itself, and its running statistics
+        are those of rank 0's samples, so that they depend on the world size. Layers that wait for other ranks in
+        their forward pass (SyncBatchNorm) hang, since ranks differ in how many micro-batches they run.
+        """
         model = model.to(self.world.device)
-        replica = Replica(model, self._group)
+        replica = Replica(model, self._group, exact=self.settings.training.numerics is Numerics.EXACT)
         replica.align()
         self._replicas.append(replica)
+        for each in self._replicas:
+            each.overlap = len(self._replicas) == 1
         return model
 
     def track(self, **objects: Any) -> None:
@@ -178,35 +194,82 @@ class Session:
                 )
             self._tracked[name] = value
 
-    def steps(
+    def loader(
         self,
         dataset: Any,
         *,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
-    ) -> Iterator[Step]:
+        collate_fn: Collate | None = None,
+        num_workers: int | None = None,
+        prefetch_factor: int | None = None,
+        pin_memory: bool = False,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: str | None = None,
+    ) -> DataSource:
+        """A data set with the options of a DataLoader, for `steps`. Which samples a batch holds is the run's to say.
+
+        Args:
+            dataset: map-style, or a MixedDataset, or a ShardStream; the same on every rank.
+            num_workers: loader processes of each rank; None: data.num_workers.
+        """
+        transport = Transport(
+            num_workers=self.settings.data.num_workers if num_workers is None else num_workers,
+            prefetch_factor=prefetch_factor,
+            pin_memory=pin_memory,
+            worker_init_fn=worker_init_fn,
+            multiprocessing_context=multiprocessing_context,
+        )
+        return DataSource(dataset=dataset, collate_fn=collate_fn, transport=transport)
+
+    def evaluate(self, dataset: Any, measure: Measure, *, collate_fn: Collate | None = None) -> dict[str, float]:
+        """Measure a model on every item of a map-style data set, once: the same numbers at any world size.
+
+        Args:
+            measure: of one micro-batch, on this worker's device: name -> (sum, weight), as with losses.
+
+        Returns:
+            name -> sum of all sums over sum of all weights, on every rank. All ranks must call this alike.
+        """
+        return evaluate(
+            self.loader(dataset, collate_fn=collate_fn),
+            measure,
+            group=self._group,
+            device=self.world.device,
+            batch_size=self.settings.training.micro_batch_size,
+            seed=self.settings.training.seed,
+        )
+
+    def steps(self, data: Any, *, collate_fn: Collate | None = None) -> Iterator[Step]:
         """Restore what is tracked, then yield the steps still to do. All ranks must leave the loop at the same step.
 
+        Args:
+            data: what `loader` gave; or a data set, for one with the settings' options.
+
         Raises:
+            DataError: the data cannot be used, or is not what the saved run was using.
             NothingToRestore: load_path was given and holds nothing to restore.
             Regroup: from inside the loop, when the membership is about to change; the state was saved before.
+            Preempted: the same without an agent of ours, on a signal.
             CheckpointError: the last step could not be saved, so that the run is not finished.
         """
         if not self._replicas:
             raise UsageError("run.steps() was called before run.parallelize(model); there is nothing to train")
         restored = self._manager.restore(self._tracked)
+        likeness = self._likeness(restored)
         course = self._course = Course(
             settings=self.settings,
             world=self.world,
             restored=restored,
-            dataset=dataset,
-            collate_fn=collate_fn,
+            source=data if isinstance(data, DataSource) else self.loader(data, collate_fn=collate_fn),
             emit=self._report,
             clock=self._clock,
+            group=self._group,
+            likeness=likeness,
         )
         self._stack.callback(course.close)
         self._tell_restart(restored)
         if restored.own:
             self._take_up(course)
+        self._stack.enter_context(self._leaving)  # not before: there is nothing to save until here
         yield from self._run(course)
 
     def _take_up(self, course: Course) -> None:
@@ -216,29 +279,51 @@ class Session:
         else:
             self._manager.snapshot(self._tracked, course.save_meta())
 
+    def _likeness(self, restored: Restored) -> Likeness | None:
+        """How all workers compute, where that must be alike. Raises NumericsDiffer, PeerLost."""
+        training = self.settings.training
+        if training.numerics is not Numerics.EXACT:
+            return None
+        own = measure(training, device=self.world.device, environ=self._environ)
+        check_alike(own, recorded=recorded_in(restored.settings) if restored.own else None, group=self._group)
+        return own
+
     def _run(self, course: Course) -> Iterator[Step]:
         manager = self._manager
         while not course.finished:
-            step = course.next_step(
-                self._group, tuple(self._replicas), self._link.regroup_wanted, lambda: manager.ready
-            )
+            step = course.next_step(self._group, tuple(self._replicas), self._leaving.wanted, lambda: manager.ready)
             self._open_step = step
             yield step
             self._open_step = None
             if not step.done:
                 raise UsageError("a step from run.steps() must be used as `with step:`; it was not entered or failed")
             regroup = course.commit(step)
+            if step.skipped:
+                self._after_skip(course, step)
             manager.advance(all_ready=step.totals is not None and step.totals.saves_ready)
             last = regroup or course.finished
-            if last or manager.due(course.iteration):
+            if last or manager.due(course.iteration, counted=course.counted):
                 saved = manager.save(self._tracked, course.save_meta(), wait=last)
                 if course.finished and self.settings.checkpoint.enable_save and not saved.saved:
                     raise CheckpointError(f"the last step of the run could not be saved: {saved.reason}")
             elif manager.snapshot_due(course.iteration):
                 manager.snapshot(self._tracked, course.save_meta())
             if regroup and not course.finished:
-                raise Regroup(f"the membership changes at step {course.iteration}")
+                raise self._leaving.ending(course.iteration)
         self._report(RunFinished(iteration=course.iteration, consumed_samples=course.consumed_samples))
+
+    def _after_skip(self, course: Course, step: Step) -> None:
+        rolls_back = self.settings.training.on_nan is OnNan.ROLL_BACK
+        text = f"{step.skipped}: {'back to the last save' if rolls_back else 'its samples are passed over'}"
+        if self.world.rank == 0:
+            self._report(Notice(text=text))
+        if not rolls_back:
+            return
+        self._manager.settle()
+        restored = self._manager.restore(self._tracked, recall=False)
+        if not restored.own:
+            raise LossNotFinite(f"{step.skipped}, and nothing was saved yet that one could roll back to")
+        course.roll_back(restored, skip_to=step.stop, reason=f"{step.skipped}: rolled back")
 
     def _tell_restart(self, restored: Restored) -> None:
         training = self.settings.training
@@ -250,21 +335,3 @@ class Session:
                     f"of {training.global_batch_size} is {slots} micro-batches of {training.micro_batch_size}"
                 )
             )
-
-
-def _connect(world: World) -> Link:
-    if world.agent_socket is None:
-        return NoLink()
-    return AgentLink(world.agent_socket, rank=world.rank, generation=world.generation, pid=os.getpid())
-
-
-def _same_root(world: World, save_path: str) -> None:
-    """Agent and worker must mean the same run: the agent's event file lies in its save path."""
-    if world.events_path is None:
-        return
-    agents = os.path.realpath(os.path.dirname(os.path.dirname(world.events_path)))
-    if agents != os.path.realpath(save_path):
-        raise UsageError(
-            f"the agent works for the save path {agents}, this worker for {os.path.realpath(save_path)}; set it where "
-            "both see it: --checkpoint.save_path after the script, or ELASTIC__CHECKPOINT__SAVE_PATH"
-        )

@@ -12,6 +12,7 @@ comes after the sum over ranks, so that it does not matter who ran which micro-b
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
@@ -19,11 +20,14 @@ from typing import Any, Self
 
 import torch
 
+from elastic.config.model import OnNan
 from elastic.data.digest import step_digest
 from elastic.data.loader import ElasticLoader
 from elastic.distributed.group import Collectives
 from elastic.distributed.replicate import Replica
-from elastic.errors import UsageError
+from elastic.errors import LossNotFinite, UsageError
+from elastic.failpoint import failpoint
+from elastic.plan.tree import Spread
 from elastic.session.randomness import seed_slot
 
 
@@ -50,7 +54,15 @@ class StepParts:
     device: str
     seed: int
     regroup_wanted: Callable[[], bool]
+    spread: Spread
+    """Which slots each rank computes."""
+    rate_factor: float = 1.0
+    on_nan: OnNan = OnNan.STOP
     save_ready: Callable[[], bool] = lambda: True
+
+
+class _Skip(Exception):
+    """Raised inside of `with step:`, and caught where the block ends."""
 
 
 class _Stage(enum.Enum):
@@ -74,22 +86,31 @@ class Step:
         self.totals: Totals | None = None
         """Set once the gradients are reduced."""
         self.done = False
+        self.skipped = ""
+        """Why the step is to change nothing; "" for an ordinary one."""
+        self.rate_factor = parts.rate_factor
+        """What the learning rate is to be multiplied by at this batch size; 1 where the global batch is fixed."""
         self._parts = parts
         self._stage = _Stage.NEW
-        self._loss_sum: torch.Tensor | float = 0.0  # stays on the device: reading it each time would wait for it
-        self._weight = 0.0
+        self._slot = 0
+        # By slot. The sums stay on the device: reading one each time would wait for it.
+        self._losses: dict[int, torch.Tensor] = {}
+        self._weights: dict[int, float] = {}
         self._regroup = False
 
     def __enter__(self) -> Self:
         self._stage = _Stage.ENTERED
         self._regroup = self._parts.regroup_wanted()
         for replica in self._parts.replicas:
-            replica.begin_step()
+            replica.begin_step(self._parts.spread)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    ) -> bool:
+        if isinstance(error, _Skip):
+            self.done = True
+            return True
         if error is None:
             if self.totals is None:
                 raise UsageError(
@@ -97,6 +118,14 @@ class Step:
                     "run the loop over step.micro_batches() to its end, without break"
                 )
             self.done = True
+        return False
+
+    def crosses(self, every_samples: int) -> bool:
+        """Whether a multiple of `every_samples` is reached with this step: for what is to be done now and then.
+
+        Counted in samples, so that it comes at the same places at any batch size.
+        """
+        return self.stop // every_samples > self.start // every_samples
 
     def micro_batches(self) -> Iterator[Any]:
         """This rank's part of the global batch. After the last one, gradients are reduced over all ranks.
@@ -108,11 +137,18 @@ class Step:
             what = "outside of `with step:`" if self._stage is _Stage.NEW else "a second time"
             raise UsageError(f"step {self.iteration}: micro_batches() was called {what}; loop over it once, inside")
         self._stage = _Stage.ASKED
+        own = self._parts.spread.ranks[self._parts.group.rank]
         for micro_batch in self._parts.loader.next_step():
+            failpoint("step.micro_batch")
+            self._slot = micro_batch.slot
+            for replica in self._parts.replicas:
+                last = self._slot == own[-1]
+                replica.begin_round(self._slot, last=last)
             seed_slot(self._parts.seed, iteration=self.iteration, slot=micro_batch.slot)
             self.used.extend(zip(micro_batch.samples, micro_batch.indices, strict=True))
             yield to_device(micro_batch.batch, self._parts.device)
         self._reduce()
+        self._judge()
 
     def backward(self, loss: torch.Tensor | tuple[torch.Tensor, torch.Tensor | float]) -> None:
         """Add a micro-batch's gradients.
@@ -124,29 +160,69 @@ class Step:
         total, weight = sum_and_weight(loss)
         # Scaled by the sample count on the way, so that half-precision sums stay in range.
         (total / (self.stop - self.start)).backward()  # type: ignore[no-untyped-call]
-        self._loss_sum = self._loss_sum + total.detach().double()
-        self._weight += weight
+        part = total.detach().double()
+        self._losses[self._slot] = self._losses[self._slot] + part if self._slot in self._losses else part
+        self._weights[self._slot] = self._weights.get(self._slot, 0.0) + weight
+
+    def _judge(self) -> None:
+        """What the policy says to a loss that is no number. All ranks see the same sum, and decide alike."""
+        assert self.totals is not None
+        if math.isfinite(self.totals.loss):
+            return
+        what = f"the loss of step {self.iteration} (samples {self.start} to {self.stop}) is {self.totals.loss}"
+        if self._parts.on_nan is OnNan.STOP:
+            raise LossNotFinite(
+                f"{what}. The state before it is as it was last saved. Look at these samples and at the learning "
+                "rate; training.on_nan: skip passes over such a step, roll_back over all since the last save"
+            )
+        self.skipped = what
+        raise _Skip(what)
 
     def _reduce(self) -> None:
-        digest = step_digest(self.used)
-        own = [float(self._loss_sum), self._weight, len(self.used), digest, self._regroup, self._parts.save_ready()]
-        stats = torch.tensor(own, dtype=torch.float64)
-        self._parts.group.sum_(stats)
-        loss_sum, weight, samples, digests, regroups, ready = stats.tolist()
+        replicas = self._parts.replicas
+        for replica in replicas:
+            replica.send()
+        totals, weight = self._sum_up()
         if not weight > 0:
-            raise UsageError(f"step {self.iteration}: the weight of its whole batch is {weight}; it must be positive")
-        for replica in self._parts.replicas:
+            raise UsageError(
+                f"step {self.iteration}: the weight of its whole batch is {weight}; it must be positive. Samples "
+                f"{self.start} to {self.stop} hold nothing to learn from: leave such out, or make the batch larger"
+            )
+        factor = (self.stop - self.start) / weight
+        for replica in replicas:
             replica.reduce()
-            factor = (self.stop - self.start) / weight
             if factor != 1.0:
                 replica.scale_(factor)
-        self.totals = Totals(
-            loss=loss_sum / weight,
+        self.totals = totals
+
+    def _sum_up(self) -> tuple[Totals, float]:
+        """What all ranks agree about, and the weight of the whole batch.
+
+        Losses and weights travel slot by slot and are added in slot order: the same bits at any world size.
+        """
+        count = self._parts.spread.leaves
+        flags = [len(self.used), step_digest(self.used), self._regroup, self._parts.save_ready()]
+        mine = torch.zeros(2 * count + len(flags), dtype=torch.float64)
+        for slot, part in self._losses.items():
+            mine[slot], mine[count + slot] = part, self._weights[slot]
+        mine[2 * count :] = torch.tensor(flags, dtype=torch.float64)
+        self._parts.group.sum_(mine)
+        every = mine.tolist()
+        losses, weights, (samples, digests, regroups, ready) = (
+            every[:count],
+            every[count : 2 * count],
+            every[2 * count :],
+        )
+        weight = math.fsum(weights)
+        loss = sum(losses) / weight if weight else 0.0
+        totals = Totals(
+            loss=loss,
             samples=int(samples),
             digest=int(digests) % 2**32,
             regroup=regroups > 0,
             saves_ready=int(ready) == self._parts.group.size,
         )
+        return totals, weight
 
 
 def sum_and_weight(loss: torch.Tensor | tuple[torch.Tensor, torch.Tensor | float]) -> tuple[torch.Tensor, float]:

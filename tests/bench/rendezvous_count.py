@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from elastic.rendezvous.etcd import EtcdStore
@@ -46,27 +47,37 @@ class CountingLink(EtcdLink):
         self._traffic.add(method, request, answered.message)
         return answered
 
-    def exchange(self, stub: str, method: str, request: Any) -> Any:
-        answer = super().exchange(stub, method, request)
-        self._traffic.add(method, request, answer)
-        return answer
-
     def open_stream(self, stub: str, method: str, requests: Iterator[Any]) -> Any:
-        return _CountedStream(super().open_stream(stub, method, self._sent(requests)), traffic=self._traffic)
+        kinds = _WATCH if method == "Watch" else _Kinds(request=method, event=method, answer=method)
+        stream = super().open_stream(stub, method, self._sent(requests, kind=kinds.request))
+        return _CountedStream(stream, traffic=self._traffic, kinds=kinds)
 
-    def _sent(self, requests: Iterator[Any]) -> Iterator[Any]:
+    def _sent(self, requests: Iterator[Any], *, kind: str) -> Iterator[Any]:
         for request in requests:
-            self._traffic.add("watch request", request)
+            self._traffic.add(kind, request)
             yield request
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Kinds:
+    """What a stream's messages are counted as."""
+
+    request: str
+    event: str
+    answer: str
+
+
+_WATCH = _Kinds(request="watch request", event="watch event", answer="watch answer")
+
+
 class _CountedStream:
-    def __init__(self, stream: Any, *, traffic: Traffic) -> None:
-        self._stream, self._traffic = stream, traffic
+    def __init__(self, stream: Any, *, traffic: Traffic, kinds: _Kinds) -> None:
+        self._stream, self._traffic, self._kinds = stream, traffic, kinds
 
     def __iter__(self) -> Iterator[Any]:
         for response in self._stream:
-            self._traffic.add("watch event" if response.events else "watch answer", response)
+            told = getattr(response, "events", ())
+            self._traffic.add(self._kinds.event if told else self._kinds.answer, response)
             yield response
 
     def cancel(self) -> None:

@@ -6,6 +6,7 @@ is driven by a few threads here. Orders come as JSON lines on stdin, each is ans
 
 from __future__ import annotations
 
+import gc
 import json
 import queue
 import sys
@@ -27,7 +28,7 @@ from elastic.rendezvous.options import RendezvousOptions
 from tests.bench.rendezvous_count import Traffic, counting_store
 
 PEER_LOST = FailureReport(cause=Cause.PEER_LOST, rank=0, step=1, signature="", committed_steps=1)
-THREADS = 8
+THREADS = 16
 
 
 class Pool:
@@ -104,16 +105,21 @@ class Host:
         self._reason = ""
         self._heard = 0
         self._entered: Counter[int] = Counter()
+        self._alive = count
         names = [f"node{number}" for number in range(first, first + count)]
         self.agents = [Agent(self.store, node=node, options=self.options, host=self) for node in names]
         self._leases: list[int] = []
+        # In reality each agent has a process of its own: others' objects are no load on its collector.
+        gc.freeze()
         self._bare_watches: list[EtcdWatch] = []
 
     def arrived(self, generation: int, reason: str) -> None:
         with self._news:
             self._arrived_s, self._reason = time.monotonic(), reason
             self._entered[generation] += 1
-            self._news.notify_all()
+            # Only the last one is waited for; the others wake nobody.
+            if self._entered[generation] >= self._alive:
+                self._news.notify_all()
 
     def start(self) -> dict[str, Any]:
         for agent in self.agents:
@@ -123,12 +129,11 @@ class Host:
     def formed(self, after: int, limit_s: float = 100.0) -> dict[str, Any]:
         """Wait until every agent that lives has entered one generation later than `after`."""
 
-        alive = sum(agent.alive for agent in self.agents)
-
         def all_here() -> bool:
-            return any(count >= alive for generation, count in self._entered.items() if generation > after)
+            return any(count >= self._alive for generation, count in self._entered.items() if generation > after)
 
         with self._news:
+            self._alive = sum(agent.alive for agent in self.agents)
             done = self._news.wait_for(all_here, timeout=limit_s)
             return {
                 "formed": done,
@@ -184,7 +189,8 @@ class Host:
     def _hear(self) -> None:
         with self._news:
             self._heard += 1
-            self._news.notify_all()
+            if self._heard >= len(self.agents):
+                self._news.notify_all()
 
     def _all(self, task: Callable[[], object]) -> None:
         """Do it once for each agent, by the pool."""
@@ -194,7 +200,8 @@ class Host:
             task()
             with self._news:
                 left[0] -= 1
-                self._news.notify_all()
+                if left[0] == 0:
+                    self._news.notify_all()
 
         for _ in range(count):
             self.pool.put(do)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 import uuid
 from collections.abc import Callable
 
@@ -125,6 +126,7 @@ class FakeAgent:
 
     def _note(self, event: Event) -> None:
         self.events.append(event)
+        self._tell()
 
     def _run(self) -> None:
         try:
@@ -187,8 +189,12 @@ class Job:
         return agents
 
     def until(self, condition: Callable[[], bool], *, what: str, deadline_s: float = 10.0) -> None:
+        """Wait for a condition, looking at each piece of news and now and then: not all that happens is told."""
+        until_s = time.monotonic() + deadline_s
         with self.news:
-            if not self.news.wait_for(condition, timeout=deadline_s):
+            while not self.news.wait_for(condition, timeout=0.1):
+                if time.monotonic() < until_s:
+                    continue
                 states = {a.node: (a.generation, a.coordinator.world(), a.ended) for a in self.agents}
                 raise AssertionError(f"{what} did not happen within {deadline_s} s: {states}")
 

@@ -51,3 +51,31 @@ class Stuck(Drawing):
 def as_list(items):
     """A collate function that leaves items alone and draws a number of its own."""
     return items, torch.rand(()).item()
+
+
+class draw_shard:
+    """Opens shards whose samples hold where they are from and draws of each generator; lengths differ by shard."""
+
+    def __init__(self, most):
+        self.most = most
+
+    def __call__(self, shard, epoch):
+        for item in range(1 + (shard * 7 + 3) % self.most):
+            yield shard, epoch, item, torch.rand(()).item(), random.random(), float(np.random.rand())
+
+
+class Lying(Drawing):
+    """Holds fewer items than it says."""
+
+    def __getitem__(self, index):
+        if index >= self.length // 2:
+            raise IndexError(f"index {index} is out of range")
+        return super().__getitem__(index)
+
+
+class Holding(Drawing):
+    """Cannot be pickled."""
+
+    def __init__(self, length):
+        super().__init__(length)
+        self.lock = threading.Lock()

@@ -17,6 +17,7 @@ from elastic.distributed.peers import peer_errors
 from elastic.errors import ElasticError
 from elastic.session.ending import exit_now
 from elastic.world import World
+from tests.harness.exact_training import VARIANTS, train_exact
 from tests.harness.training import train
 
 
@@ -34,6 +35,10 @@ def values(group: Collectives):
 def training(group: Collectives):
     run = train(group, dropout=0.2)
     say(losses=run.losses, parameters=run.parameters.tolist())
+
+
+def exact(group: Collectives):
+    say(runs=[list(train_exact(group, **variant)) for variant in VARIANTS])
 
 
 def broken_off(group: Collectives, doing):
@@ -78,6 +83,7 @@ ROLES = {
     "mismatch": mismatch,
     "values": values,
     "train": training,
+    "exact": exact,
     "sum": lambda group: broken_off(group, lambda g: g.sum_(torch.ones(1000))),
     "gather": lambda group: broken_off(group, lambda g: g.gather("x")),
     "broadcast": lambda group: broken_off(group, lambda g: g.broadcast("x")),

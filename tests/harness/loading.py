@@ -1,5 +1,8 @@
 """Loaders over a small data set, set up so that nothing divides."""
 
+from dataclasses import fields
+
+from elastic.data.carrier import Transport
 from elastic.data.loader import ElasticLoader
 from elastic.plan.batch import BatchPlan
 from elastic.plan.order import Order
@@ -10,15 +13,18 @@ SEED = 5
 
 
 def make(dataset=None, *, batch=10, micro=3, total=130, world_size=1, rank=0, position=0, **options):
+    """A loader; `options` are its own and those of its transport."""
     dataset = Drawing(LENGTH) if dataset is None else dataset
+    names = {each.name for each in fields(Transport)}
+    transport = Transport(**{name: options.pop(name) for name in names & set(options)})
     return ElasticLoader(
         dataset,
         plan=BatchPlan(global_batch_size=batch, micro_batch_size=micro, total_samples=total),
-        order=Order(length=LENGTH, seed=SEED),
         world_size=world_size,
         rank=rank,
         position=position,
-        **{"collate_fn": as_list, **options},
+        transport=transport,
+        **{"collate_fn": as_list, "seed": SEED, "order": Order(length=LENGTH, seed=SEED), **options},
     )
 
 

@@ -34,16 +34,17 @@ def require_netns() -> None:
 
 
 class Net:
-    """Leaves by name. `cut` and `heal` take effect at once, on connections that stand too."""
+    """Leaves by name, all IPv4 or all IPv6. `cut` and `heal` take effect at once, on connections that stand too."""
 
-    def __init__(self, *leaves: str) -> None:
+    def __init__(self, *leaves: str, version: int = 4) -> None:
+        self._version = version
         self._id = uuid.uuid4().hex[:5]
         self._router = f"ela-{self._id}-r"
         self._number = {name: index for index, name in enumerate(leaves, start=1)}
         self._rules: set[tuple[str, str]] = set()
 
     def address(self, leaf: str) -> str:
-        return f"10.77.{self._number[leaf]}.2"
+        return self._address(self._number[leaf], 2)
 
     def prefix(self, leaf: str) -> tuple[str, ...]:
         """What to put before a command so that it runs there. It keeps its pid."""
@@ -79,7 +80,8 @@ class Net:
         _ip("netns", "add", self._router)
         try:
             _ip("-n", self._router, "link", "set", "lo", "up")
-            forward = ["ip", "netns", "exec", self._router, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward"]
+            switch = "ipv4/ip_forward" if self._version == 4 else "ipv6/conf/all/forwarding"
+            forward = ["ip", "netns", "exec", self._router, "sh", "-c", f"echo 1 > /proc/sys/net/{switch}"]
             subprocess.run(forward, check=True, capture_output=True)
             for leaf in self._number:
                 self._add(leaf)
@@ -95,6 +97,9 @@ class Net:
     def _name(self, leaf: str) -> str:
         return f"ela-{self._id}-{leaf}"
 
+    def _address(self, number: int, host: int) -> str:
+        return f"10.77.{number}.{host}" if self._version == 4 else f"fd77:{number}::{host}"
+
     def _add(self, leaf: str) -> None:
         number, name = self._number[leaf], self._name(leaf)
         _ip("netns", "add", name)
@@ -103,20 +108,22 @@ class Net:
             *("peer", "name", "eth0", "netns", name),
         )
         for place, device, address in ((self._router, f"v{number}", 1), (name, "eth0", 2)):
-            _ip("-n", place, "addr", "add", f"10.77.{number}.{address}/24", "dev", device)
+            width, more = ("24", ()) if self._version == 4 else ("64", ("nodad",))  # usable at once
+            _ip("-n", place, "addr", "add", f"{self._address(number, address)}/{width}", "dev", device, *more)
             _ip("-n", place, "link", "set", device, "up")
         _ip("-n", name, "link", "set", "lo", "up")
-        _ip("-n", name, "route", "add", "default", "via", f"10.77.{number}.1")
+        _ip("-n", name, "route", "add", "default", "via", self._address(number, 1))
 
     def _rule(self, verb: str, source: str, target: str) -> None:
         way = ("from", self.address(source), "to", self.address(target))
-        _ip("-n", self._router, "rule", verb, *way, "pref", "10", "blackhole")
+        _ip(f"-{self._version}", "-n", self._router, "rule", verb, *way, "pref", "10", "blackhole")
 
 
 @contextlib.contextmanager
 def etcd_in(net: Net, leaf: str, directory: Path) -> Iterator[str]:
     """An etcd on a leaf; its endpoint."""
-    client, peer = f"http://{net.address(leaf)}:2379", f"http://{net.address(leaf)}:2380"
+    host = net.address(leaf) if ":" not in net.address(leaf) else f"[{net.address(leaf)}]"
+    client, peer = f"http://{host}:2379", f"http://{host}:2380"
     directory.mkdir(mode=0o700)
     process = subprocess.Popen(
         [

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from elastic.distributed.group import Done
 from elastic.errors import PeerLost
 
 _LIMIT_S = 30.0
@@ -79,13 +80,27 @@ class TensorGroup(ThreadGroup):
         everyone = self._share(tensor.clone())
         tensor.copy_(torch.stack(everyone).sum(dim=0))
 
+    def start_sum(self, tensor: torch.Tensor) -> Done:
+        self.sum_(tensor)
+        return Done()
+
+    def start_exchange(self, received, sent, *, takes, gives) -> Done:
+        everyone = self._share(list(sent.clone().split(list(gives))))
+        received.copy_(torch.cat([pieces[self.rank] for pieces in everyone]))
+        assert [len(pieces[self.rank]) for pieces in everyone] == list(takes)
+        return Done()
+
+    def start_collect(self, whole: torch.Tensor, piece: torch.Tensor) -> Done:
+        whole.copy_(torch.cat(self._share(piece.clone())))
+        return Done()
+
     def broadcast_(self, tensor: torch.Tensor) -> None:
         tensor.copy_(self._share(tensor.clone())[0])
 
     def leave(self) -> None:
         """Nothing to give up."""
 
-    def _share(self, value: torch.Tensor) -> list[torch.Tensor]:
+    def _share(self, value: Any) -> list[Any]:
         with self._board.let_others():
             try:
                 self._board.slots[self.rank] = value

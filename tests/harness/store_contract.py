@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from elastic.rendezvous.errors import LeaseEnded
-from elastic.rendezvous.kv import Delete, KeyValueStore, Put, Update, created_at, holds, modified_at, present
+from elastic.rendezvous.kv import Delete, Get, KeyValueStore, Put, Update, created_at, holds, modified_at, present
 
 
 class Heard:
@@ -173,6 +173,14 @@ class StoreContract:
         assert list(done.replaced) == ["/old"]
         assert (done.replaced["/old"].value, done.replaced["/old"].mod_revision) == ("1", before)
         assert not store.transact([], ops=[Put("/old", "3")]).replaced
+
+    def test_a_transaction_may_read(self, store: KeyValueStore):
+        store.put("/read", "1")
+        ops = [Get("/read"), Put("/written", "2"), Get("/missing")]
+        done = store.transact([present("/read")], ops=ops)
+        assert done.read == {"/read": store.get("/read"), "/missing": None}
+        assert store.get("/written").mod_revision == done.revision
+        assert not store.transact([present("/missing")], ops=ops).read
 
     def test_watches_of_one_client_do_not_disturb_one_another(self, store: KeyValueStore):
         heard = [Heard() for _ in range(5)]

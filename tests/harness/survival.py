@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 from elastic.data.audit import Account, account
+from elastic.errors import ExitCode
 from elastic.events import CheckpointSaved, Record, Restored, StepCommitted, read_records
 from elastic.local.cluster import Cluster, ClusterSpec
 from elastic.local.node import ROOT
@@ -22,10 +24,20 @@ SETTINGS = {
 }
 
 
-def cluster(directory: Path, etcd_endpoint: str, *, steps: int, options: tuple[str, ...] = (), **more: str) -> Cluster:
+def cluster(
+    directory: Path,
+    etcd_endpoint: str,
+    *,
+    steps: int,
+    options: tuple[str, ...] = (),
+    nnodes: str = "1:4",
+    **more: str,
+) -> Cluster:
     """A cluster of the small job, with nothing started yet."""
     environ = {**SETTINGS, "ELASTIC__TRAINING__STEPS": str(steps), **more}
-    return Cluster(ClusterSpec(directory=directory, etcd_endpoint=etcd_endpoint, environ=environ, options=options))
+    return Cluster(
+        ClusterSpec(directory=directory, etcd_endpoint=etcd_endpoint, environ=environ, options=options, nnodes=nnodes)
+    )
 
 
 def run_alone(directory: Path, *, steps: int, **more: str) -> list[Record]:
@@ -71,3 +83,12 @@ def durable(record: Record) -> bool:
 def restored_steps(records: list[Record]) -> dict[int, int]:
     """Generation -> the step that it went on from."""
     return {r.generation: r.event.iteration for r in records if isinstance(r.event, Restored)}
+
+
+def leave_all(run: Cluster) -> None:
+    """End a run long before its last step: everybody who is there leaves, and what was done is durable."""
+    left = [name for name, node in run.nodes.items() if node.process.poll() is None]
+    for name in left:
+        run.nodes[name].signal(signal.SIGTERM)
+    ends = {name: run.wait_exit(name) for name in left}
+    assert set(ends.values()) == {int(ExitCode.PREEMPTED)}, ends

@@ -19,6 +19,7 @@ from elastic.distributed.group import Collectives
 from elastic.distributed.replicate import Replica
 from elastic.events import Event, StepCommitted
 from elastic.session.course import Course
+from elastic.session.source import DataSource
 from elastic.session.step import Step
 from elastic.world import World
 
@@ -67,15 +68,16 @@ def settings(**overrides: Any) -> Settings:
 
 
 def course(*, rank: int = 0, size: int = 1, events: list[Event] | None = None, restored: Restored | None = None,
-           data: Any = None, clock: ManualClock | None = None, **overrides: Any) -> Course:  # fmt: skip
+           data: Any = None, clock: ManualClock | None = None, group: Collectives | None = None,
+           **overrides: Any) -> Course:  # fmt: skip
     return Course(
         settings=settings(**overrides),
         world=World(rank=rank, size=size),
         restored=restored or Restored(reason="a test"),
-        dataset=dataset() if data is None else data,
-        collate_fn=None,
+        source=data if isinstance(data, DataSource) else DataSource(dataset=dataset() if data is None else data),
         emit=(events if events is not None else []).append,
         clock=clock or ManualClock(),
+        group=group,
     )
 
 
@@ -93,7 +95,7 @@ def train(
     replica.align()
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.02)
     run = Run(losses=[], parameters=torch.empty(0))
-    run.course = course(rank=group.rank, size=group.size, events=run.events, **overrides)
+    run.course = course(rank=group.rank, size=group.size, group=group, events=run.events, **overrides)
 
     def ordinary(net: nn.Module, optimizer: torch.optim.Optimizer, step: Step) -> None:
         for batch in step.micro_batches():

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from elastic.events import CheckpointFailed, Fencing, RoundOpened, StepCommitted, WorldFormed, read_records
+from elastic.events import CheckpointFailed, Fencing, Notice, RoundOpened, StepCommitted, WorldFormed, read_records
 from elastic.local.cluster import Cluster
 from tests.harness.netns import Net, etcd_in, require_netns
 from tests.harness.survival import cluster, exact_account
 
-pytestmark = [pytest.mark.integration, pytest.mark.exhaustive]
+pytestmark = pytest.mark.integration
 
 STEPS = 100_000
 
@@ -98,6 +98,26 @@ def test_a_node_cut_off_from_all_stops_its_workers_and_comes_back(tmp_path: Path
         run.wait_step(1, world_size=3, limit_s=120, since=after)
 
 
+@pytest.mark.exhaustive
+def test_a_cut_that_leaves_too_few_holds_the_job_until_it_heals(tmp_path: Path, net: Net, endpoint: str) -> None:
+    with cluster(tmp_path, endpoint, steps=STEPS, nnodes="3:3") as run:
+        start(run, net, "abc")
+        before = run.now()
+        net.cut("a", "c")
+        assert net.dropped("a", "c")
+        waits = run.wait(
+            lambda r: isinstance(r.event, Notice) and "of at least 3 that reach each other" in r.event.text,
+            what="a round that cannot be closed",
+            limit_s=20,
+            since=before,
+        )
+        net.heal()
+        after = run.now()
+        step = run.wait_step(1, world_size=3, limit_s=30, since=after)
+        assert step.generation > waits.generation
+
+
+@pytest.mark.exhaustive
 def test_a_node_cut_off_from_etcd_only_trains_on(tmp_path: Path, net: Net, endpoint: str) -> None:
     with cluster(tmp_path, endpoint, steps=1000, ELASTIC__RENDEZVOUS__TTL_S="2") as run:
         start(run, net, "ab")

@@ -1,10 +1,13 @@
 """The etcd store does what every store must, and lives through what etcd does to it."""
 
+import re
+
 import pytest
 
 from elastic.errors import StoreRefused, StoreUnavailable
 from elastic.local.etcd import EtcdServer, free_port
 from elastic.rendezvous.etcd import EtcdStore
+from elastic.rendezvous.etcd_link import EtcdLink
 from elastic.rendezvous.kv import Delete
 from elastic.rendezvous.options import RendezvousOptions
 from tests.harness.store_contract import Heard, StoreContract
@@ -39,17 +42,21 @@ def own_etcd(tmp_path):
         yield server
 
 
-def test_a_watch_goes_on_after_etcd_was_killed(own_etcd):
+def test_a_watch_goes_on_after_etcd_was_killed(own_etcd, caplog):
+    caplog.set_level("INFO", logger="elastic.rendezvous.etcd_stream")
     store, heard = open_store(own_etcd.endpoint, call_timeout_s=15), Heard()
     watch = store.watch("/k/", prefix=True, on_update=heard.on_update, on_break=heard.on_break)
     store.put("/k/a", "1")
     heard.wait_for(lambda: heard.values() == {"/k/a": "1"})
     own_etcd.kill()
-    heard.wait_for(lambda: heard.breaks)
+    heard.wait_for(lambda: len(heard.breaks) >= 3)
     own_etcd.start()
     store.put("/k/b", "2")
     heard.wait_for(lambda: heard.values() == {"/k/a": "1", "/k/b": "2"})
     assert [update.reset for update in heard.updates].count(True) == 1, "it went on where it had been"
+    broke, mended = caplog.messages
+    assert broke.startswith("the stream of watches broke (")
+    assert re.fullmatch(r"the stream of watches goes on after [0-9.]+ s", mended)
     watch.cancel()
     store.close()
 
@@ -148,3 +155,44 @@ def test_users_and_passwords(own_etcd, tmp_path):
             with pytest.raises(StoreRefused, match="user 'root'"):
                 login.get("/x")
         login.close()
+
+
+def test_leases_are_kept_on_one_stream_across_a_restart_of_etcd(own_etcd):
+    streams = []
+
+    class Link(EtcdLink):
+        def open_stream(self, stub, method, requests):
+            streams.append(method)
+            return super().open_stream(stub, method, requests)
+
+    options = RendezvousOptions(
+        job_id="none", min_nodes=1, max_nodes=1, endpoints=(own_etcd.endpoint,), call_timeout_s=5
+    )
+    store = EtcdStore(options, link=Link(options))
+    try:
+        leases = [store.grant(60) for _ in range(20)]
+        assert {store.keep_alive(lease) for lease in (*leases, *leases)} == {60.0}
+        assert streams == ["LeaseKeepAlive"]
+        store.revoke(leases[0])
+        assert store.keep_alive(leases[0]) == 0.0
+        own_etcd.kill()
+        own_etcd.start()
+        assert {store.keep_alive(lease) for lease in leases[1:]} == {60.0}
+        assert len(streams) > 1, "the restart did break the stream"
+    finally:
+        store.close()
+
+
+def test_a_frozen_etcd_does_not_renew_for_ever(own_etcd):
+    store = open_store(own_etcd.endpoint, call_timeout_s=1)
+    try:
+        lease = store.grant(60)
+        assert store.keep_alive(lease) == 60.0
+        own_etcd.pause()
+        with pytest.raises(StoreUnavailable):
+            store.keep_alive(lease)
+        own_etcd.resume()
+        assert store.keep_alive(lease) == 60.0
+    finally:
+        own_etcd.resume()
+        store.close()

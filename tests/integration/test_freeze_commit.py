@@ -18,10 +18,11 @@ from elastic.local.node import descendants
 from tests.harness.faults import came_to, runs, state_of
 from tests.harness.survival import cluster, durable, exact_account
 
-pytestmark = [pytest.mark.integration, pytest.mark.exhaustive]
+pytestmark = pytest.mark.integration
 
 STEPS = 150
-WORKER_POINTS = [f"checkpoint.{point}" for point in range(1, 9)]
+EXHAUSTIVE = pytest.mark.exhaustive
+OTHER_POINTS = [*(f"checkpoint.{point}" for point in (1, 2, 3, 4, 5, 6, 8)), "agent.commit"]
 
 
 def frozen_at(run: Cluster, name: str, point: str) -> int:
@@ -91,12 +92,6 @@ def freeze_and_thaw(tmp_path: Path, etcd: EtcdServer, point: str) -> None:
         assert json.dumps(saved(run))
 
 
-@pytest.mark.parametrize("point", ["checkpoint.5", "checkpoint.7"])
-def test_frozen_at_the_two_points_that_matter_most(tmp_path: Path, etcd: EtcdServer, point: str) -> None:
-    freeze_and_thaw(tmp_path, etcd, point)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("point", [*WORKER_POINTS, "agent.commit"])
+@pytest.mark.parametrize("point", ["checkpoint.7", *(pytest.param(point, marks=EXHAUSTIVE) for point in OTHER_POINTS)])
 def test_frozen_between_each_pair_of_points(tmp_path: Path, etcd: EtcdServer, point: str) -> None:
     freeze_and_thaw(tmp_path, etcd, point)

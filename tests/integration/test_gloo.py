@@ -22,6 +22,7 @@ VALUES = ["ü 漢字 \u2028\n", "", None, [], {}, {"a": [1, 2.5, None, True]}, "
 
 def start(role, size, directory, *, ranks=None):
     """One process for each rank, meeting over a store that rank 0 serves."""
+    directory.mkdir(exist_ok=True)
     environ = {
         **os.environ,
         "PYTHONPATH": str(ROOT),

@@ -1,6 +1,8 @@
 """Loader processes: the same batches, and no process that hinders or outlives the trainer."""
 
+import multiprocessing
 import os
+import random
 import select
 import signal
 import subprocess
@@ -8,10 +10,11 @@ import sys
 
 import pytest
 
-from elastic.data.carrier import Carrier
+from elastic.data.carrier import Carrier, Transport
 from elastic.data.fetch import NumberedDataset
+from elastic.errors import DataError
 from elastic.plan.order import Order
-from tests.harness.datasets import Failing, Stuck
+from tests.harness.datasets import Failing, Holding, Lying, Stuck
 from tests.harness.loading import LENGTH, SEED, flat, make, run_undisturbed
 
 pytestmark = pytest.mark.integration
@@ -50,7 +53,9 @@ def test_processes_ignore_the_signals_that_the_trainer_decides_on():
 
 def test_a_process_stuck_in_an_item_is_ended_by_force():
     dataset = Stuck(LENGTH)
-    carrier = Carrier(NumberedDataset(dataset, seed=0, collate=None), batches=[[(0, 0)]], num_workers=1)
+    carrier = Carrier(
+        NumberedDataset(dataset, seed=0, collate=None), batches=[[(0, 0)]], transport=Transport(num_workers=1)
+    )
     (process,) = carrier.processes
     assert dataset.entered.wait(timeout=30)
     carrier.close()
@@ -62,6 +67,33 @@ def test_an_error_in_a_process_names_the_sample():
     loader = make(Failing(LENGTH, at=first), num_workers=1)
     with pytest.raises(OSError, match=f"while fetching item {first} of the data set"):
         next(loader.next_step())
+    loader.close()
+
+
+def test_a_length_that_lies_is_found_out_in_a_process():
+    loader = make(Lying(LENGTH), num_workers=1)
+    with pytest.raises(DataError, match=r"says that it holds 41 items, but item \d+ raised IndexError"):
+        list(loader.next_step())
+    loader.close()
+
+
+@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+def test_what_cannot_be_pickled_is_refused_where_it_must_be(context):
+    loader = make(Holding(LENGTH), num_workers=1, multiprocessing_context=context)
+    with pytest.raises(DataError, match="cannot be sent to loader processes"):
+        next(loader.next_step())
+    loader.close()
+    assert not multiprocessing.active_children()
+
+
+def numbered(number):
+    random.seed(number)
+
+
+def test_processes_started_anew_bring_the_same_batches():
+    expected = flat(make().next_step())
+    loader = make(num_workers=1, multiprocessing_context="spawn", worker_init_fn=numbered)
+    assert flat(loader.next_step()) == expected
     loader.close()
 
 

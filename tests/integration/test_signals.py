@@ -64,6 +64,21 @@ def test_a_worker_that_ignores_everything_is_gone_after_the_stop_time(tmp_path: 
         assert all_gone(workers, limit_s=1)
 
 
+@pytest.mark.exhaustive
+def test_a_worker_that_ignores_everything_is_gone_on_a_restart_too(tmp_path: Path, etcd: EtcdServer) -> None:
+    job = {"ELASTIC__JOB__TARGET": "tests.harness.small_job:stuck"}
+    with cluster(tmp_path, etcd.endpoint, steps=400, nnodes="2:4", **job) as run:
+        for name in ("a", "b"):
+            run.start(name)
+        step = run.wait_step(6, world_size=2)  # its last: in the seventh both workers are stuck
+        (stuck,), (victim,) = run.nodes["a"].workers(), run.nodes["b"].workers()
+        at = run.now()
+        os.kill(victim, signal.SIGKILL)
+        assert all_gone([stuck], limit_s=10)
+        started = run.wait(lambda r: isinstance(r.event, WorkerStarted), what="new workers", limit_s=10, since=at)
+        assert started.generation > step.generation
+
+
 def test_a_second_signal_ends_it_at_once(tmp_path: Path, etcd: EtcdServer) -> None:
     job = {"ELASTIC__JOB__TARGET": "tests.harness.small_job:stuck"}
     with cluster(tmp_path, etcd.endpoint, steps=400, options=("--shutdown-timeout=60",), **job) as run:

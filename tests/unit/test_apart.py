@@ -1,14 +1,12 @@
 """Seats kept apart: put together again they are the same, and who follows the moves knows what the parts say."""
 
-import dataclasses
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastic.errors import StoreError
 from elastic.events import Cause
-from elastic.rendezvous.apart import Part, lay_apart, moved, part_from_json, part_of, put_together
+from elastic.rendezvous.apart import Part, all_of, lay_apart, moved, part_from_json, part_of, put_together
 from elastic.rendezvous.model import Member, Phase, World, world_from_json, world_to_json
 from elastic.rendezvous.seating import arrange
 
@@ -33,8 +31,11 @@ def told(world: World) -> World:
 
 
 def own_part(texts: dict[int, str], agent: str) -> Part:
-    part = part_from_json(texts[part_of(agent, parts=len(texts))])
-    return dataclasses.replace(part, seats=tuple(seat for seat in part.seats if seat.agent == agent))
+    return part_from_json(texts[part_of(agent, parts=len(texts))], agent=agent)
+
+
+def is_fresh(world: World, agent: str) -> bool:
+    return part_of(agent, parts=world.apart.parts) in world.apart.fresh
 
 
 def test_a_small_world_stays_in_one_key():
@@ -74,8 +75,11 @@ def test_moves_say_what_the_parts_say(lost, fresh):
     second, texts = lay_apart(formed(2, here, first), before=first)
     for each in members:
         part = moved(own_part(first_texts, each.agent), to=told(second).apart)
-        assert part is None or part == own_part(texts, each.agent)
-        assert part is not None or len(fresh) > len(lost) or second.apart.since == 0
+        if part is None:
+            assert len(fresh) > len(lost) or second.apart.since == 0 or is_fresh(second, each.agent)
+            continue
+        assert part.seats == own_part(texts, each.agent).seats
+        assert all_of(part) == (all_of(own_part(texts, each.agent)) if part.seats else all_of(part))
 
 
 def test_after_one_loss_nobody_who_had_a_seat_reads_it_again():
@@ -103,6 +107,41 @@ def test_who_missed_a_generation_has_to_read():
     second, _ = lay_apart(formed(2, members[1:], first), before=first)
     third, _ = lay_apart(formed(3, members[2:], second), before=second)
     assert moved(own_part(texts, members[50].agent), to=third.apart) is None
+
+
+def test_those_of_a_part_know_each_other_and_hear_of_who_is_new():
+    members = [member(n) for n in range(200)]
+    first, first_texts = lay_apart(formed(1, members), before=None)
+    here = [*members[:7], *members[8:], member(500)]
+    second, texts = lay_apart(formed(2, here, first), before=first)
+    assert second.apart.fresh == (part_of(member(500).agent, parts=second.apart.parts),)
+    read = 0
+    for each in here[:-1]:
+        part = moved(own_part(first_texts, each.agent), to=told(second).apart)
+        if part is None:
+            read += 1
+            part = own_part(texts, each.agent)
+        assert all_of(part) == all_of(own_part(texts, each.agent))
+    assert 0 < read < 80, "one part of five"
+    third, _ = lay_apart(formed(3, here[1:], second), before=second)
+    part = moved(
+        moved(own_part(first_texts, members[9].agent), to=second.apart) or own_part(texts, members[9].agent),
+        to=third.apart,
+    )
+    assert [seat.agent for seat in all_of(part)] == [
+        seat.agent for seat in third.seats
+        if part_of(seat.agent, parts=third.apart.parts) == part_of(members[9].agent, parts=third.apart.parts)
+    ]  # fmt: skip
+
+
+def test_the_parts_stay_the_same_while_the_world_grows_a_little():
+    members = [member(n) for n in range(300)]
+    first, _ = lay_apart(formed(1, members[:150]), before=None)
+    second, _ = lay_apart(formed(2, members[:170], first), before=first)
+    third, _ = lay_apart(formed(3, members, second), before=second)
+    assert (first.apart.parts, second.apart.parts, third.apart.parts) == (4, 4, 4)
+    fourth, _ = lay_apart(formed(4, [*members, *(member(n) for n in range(600, 700))], third), before=third)
+    assert fourth.apart.parts == 10
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"generation":1,"seats":[[1]]}'])

@@ -1,5 +1,7 @@
 """What failures amount to: by reason, by step, by node."""
 
+import dataclasses
+
 import pytest
 
 from elastic.events import Cause
@@ -63,10 +65,21 @@ def test_one_agent_alone_is_named_and_two_are_the_job():
 
 
 def test_a_failure_that_follows_to_another_node_is_the_jobs():
-    barred = Barred(agent="a", node="a", signature="E", exit_code=70, reason="")
+    barred = Barred(agent="a", node="a", signature="E", exit_code=70, reason="", step=5)
     (moved,) = run([[said("b")]], barred=[barred])
     assert (moved.exit_code, moved.alone) == (70, None)
     assert codes(run([[said("b", signature="other")]], barred=[barred])) == [None]
+    assert codes(run([[said("b", step=6)]], barred=[barred])) == [None], "the run had got past that step"
+
+
+def test_a_failure_that_comes_again_with_a_new_agent_of_its_node_is_that_nodes():
+    barred = Barred(agent="a", node="host", signature="E", exit_code=70, reason="", step=5)
+    again = dataclasses.replace(said("a2"), node="host")
+    (judgement,) = run([[again]], barred=[barred])
+    assert (judgement.exit_code, judgement.alone.agent) == (70, "a2")
+    (judgement,) = run([[again, said("b", signature="F")]], barred=[barred])
+    assert (judgement.exit_code, judgement.alone) == (None, None), "others fail too: it is weighed as any other"
+    assert codes(run([[again]], barred=[barred], needed=True)) == [None]
 
 
 def test_a_bad_disk_that_is_needed_is_tried_again():

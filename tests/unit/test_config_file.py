@@ -88,7 +88,7 @@ dat:
         ("training:\n  steps: 12:30\n", "run.yaml:2: training.steps needs a whole number, found '12:30'"),
         ("training:\n  steps: 010\n", "run.yaml:2: training.steps needs a whole number, found '010'"),
         ("training:\n  steps: 99999999999999999999\n", "run.yaml:2: training.steps needs a whole number of at most"),
-        ("training:\n  batch: fixed_globl\n", "run.yaml:2: training.batch needs one of fixed_global, found"),
+        ("training:\n  batch: fixed_globl\n", "run.yaml:2: training.batch needs one of fixed_global, per_rank"),
         ("optimizer:\n  learning_rate: .inf\n", "run.yaml:2: optimizer.learning_rate needs a finite number"),
         ("optimizer:\n  learning_rate: 0\n", "run.yaml:2: optimizer.learning_rate must be above 0, found 0.0"),
         ("model:\n  dropout: 1.0\n", "run.yaml:2: model.dropout must be below 1, found 1.0"),

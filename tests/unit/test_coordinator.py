@@ -3,32 +3,10 @@
 import dataclasses
 import time
 
-import pytest
-
 from elastic.errors import Preempted
 from elastic.events import Cause, NodeLost, Outcome
 from elastic.rendezvous.lost_world import restorable
-from elastic.rendezvous.memory import MemoryServer, MemoryStore
 from elastic.rendezvous.model import FailureReport
-from tests.harness.agents import Job
-
-
-@pytest.fixture
-def server():
-    return MemoryServer()
-
-
-@pytest.fixture
-def make_job(server):
-    jobs = []
-
-    def make(**options):
-        jobs.append(Job(lambda: MemoryStore(server), **options))
-        return jobs[-1]
-
-    yield make
-    for job in jobs:
-        job.close()
 
 
 def test_three_start_in_natural_order(make_job):

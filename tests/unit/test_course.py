@@ -7,7 +7,9 @@ from elastic.clock import ManualClock
 from elastic.data.digest import chain, step_digest
 from elastic.distributed.group import Alone
 from elastic.distributed.replicate import Replica
-from elastic.events import Notice, OrderChosen
+from elastic.events import Notice, Record
+from elastic.history import told_order
+from elastic.plan.data_order import DataOrder
 from elastic.plan.order import ORDER_VERSION, Order
 from elastic.session.course import ranges
 from elastic.session.randomness import seed_slot, slot_seed
@@ -53,7 +55,11 @@ def test_only_a_commit_moves_it():
             for batch in step.micro_batches():
                 step.backward(per_sample(net, batch))
     assert (at.iteration, at.consumed_samples, at.run_digest) == (0, 0, 0)
-    assert events == [OrderChosen(length=SAMPLES, seed=0, order="shuffle", order_version=ORDER_VERSION)]
+    (told,) = events
+    assert (told.length, told.seed, told.order, told.order_version) == (SAMPLES, 0, "shuffle", ORDER_VERSION)
+    assert told_order([Record(time_s=0.0, node="n", rank=0, generation=0, event=told)]) == DataOrder.of(
+        Order(length=SAMPLES, seed=0)
+    )
     clock.now_s = 7.0
     assert at.commit(step), "the wish for a regroup is agreed with the step"
     assert (at.iteration, at.consumed_samples) == (1, 10)

@@ -14,6 +14,7 @@ from elastic.config.model import Settings
 from elastic.errors import UsageError
 from elastic.launch.entry import _check_split, torchrun_command
 from elastic.launch.signals import LeaveSignals
+from elastic.launch.stage import threads_for
 from elastic.launch.torch_details import TorchChanged, missing_details, put_agent_in_place, take_signals
 from elastic.launch.worker_main import run_worker
 
@@ -149,3 +150,17 @@ def test_a_worker_that_cannot_begin_ends_with_64_and_one_message(arguments, word
         run_worker(arguments, environ={})
     assert ended.value.code == 64
     assert words in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("wanted", "environ", "told"),
+    [
+        (1, {}, "1"),
+        (4, {}, "4"),
+        (4, {"OMP_NUM_THREADS": "2"}, None),
+        (0, {}, None),
+        (0, {"OMP_NUM_THREADS": "2"}, None),
+    ],
+)
+def test_threads_of_a_worker(wanted, environ, told):
+    assert threads_for(wanted, environ=environ).get("OMP_NUM_THREADS") == told

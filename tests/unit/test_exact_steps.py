@@ -13,6 +13,7 @@ from elastic.distributed.replicate import Replica
 from elastic.errors import UsageError
 from elastic.events import Record, Restored
 from elastic.plan.order import Order
+from elastic.plan.tree import Spread
 from elastic.session.step import sum_and_weight, to_device
 from tests.harness.ranks import run_tensor_ranks
 from tests.harness.training import (
@@ -34,6 +35,16 @@ WORLDS = [1, 2, 3, 4, 5]
 def assert_equal(run, expected):
     assert run.losses == pytest.approx(expected.losses, rel=1e-9)
     assert torch.allclose(run.parameters, expected.parameters, rtol=0, atol=1e-9)
+
+
+def gradients(replica, *micro_batches):
+    """One step of a world of one: each micro-batch does what its function does."""
+    replica.begin_step(Spread((range(len(micro_batches)),)))
+    for slot, act in enumerate(micro_batches):
+        replica.begin_round(slot, last=slot == len(micro_batches) - 1)
+        act()
+    replica.send()
+    replica.reduce()
 
 
 def naive(*, loss_of, weight_of, batch=10, total=400):
@@ -150,9 +161,11 @@ class TestReplica:
 
         def work(group):
             replica = Replica(net, group)
-            replica.begin_step()
+            replica.begin_step(Spread((range(1),)))
+            replica.begin_round(0, last=True)
             net.narrow.grad += 1
             net.wide.grad += 2
+            replica.send()
             replica.reduce()
             return group.sums
 
@@ -162,21 +175,24 @@ class TestReplica:
         net = model()
         net[0].requires_grad_(False)
         replica = Replica(net, Alone())
-        replica.begin_step()
+        gradients(replica, lambda: None)
         assert net[0].weight.grad is None
         net[0].requires_grad_(True)
         net[3].requires_grad_(False)
-        replica.begin_step()
+        gradients(replica, lambda: None)
         assert net[0].weight.grad is not None
         assert net[3].weight.grad is None, "weight decay would go on moving it"
 
-    def test_a_gradient_that_the_job_replaced_is_what_it_meant(self):
+    @pytest.mark.parametrize("exact", [False, True])
+    def test_a_gradient_that_the_job_replaced_is_what_it_meant(self, exact):
         net = model()
-        replica = Replica(net, Alone())
-        replica.begin_step()
-        net[0].weight.grad = torch.full_like(net[0].weight, 3.0)
-        net[0].bias.grad = None
-        replica.reduce()
+        replica = Replica(net, Alone(), exact=exact)
+
+        def replace():
+            net[0].weight.grad = torch.full_like(net[0].weight, 3.0)
+            net[0].bias.grad = None
+
+        gradients(replica, replace)
         replica.scale_(2.0)
         assert torch.equal(net[0].weight.grad, torch.full_like(net[0].weight, 6.0))
         assert torch.equal(net[0].bias.grad, torch.zeros_like(net[0].bias))

@@ -34,7 +34,7 @@ def train(job, *, batch, micro, steps):
     rates = [group["lr"] for group in optimizer.param_groups]
     plan = BatchPlan(global_batch_size=batch, micro_batch_size=micro, total_samples=batch * steps)
     order = Order(length=len(dataset), seed=1)
-    loader = ElasticLoader(dataset, plan=plan, order=order, world_size=1, rank=0, collate_fn=job.collate)
+    loader = ElasticLoader(dataset, plan=plan, order=order, seed=1, world_size=1, rank=0, collate_fn=job.collate)
     losses = []
     while not loader.finished:
         start, stop = plan.span(loader.position)

@@ -1,9 +1,11 @@
 """A job so large that its seats are kept apart: everybody finds the right seat, through losses, joins and leaders."""
 
+import dataclasses
 from collections import Counter
 
 import pytest
 
+from elastic.launch.stall import targets
 from elastic.rendezvous.keys import Keys
 from elastic.rendezvous.memory import MemoryServer, MemoryStore
 from tests.harness.agents import FakeAgent, Job
@@ -84,8 +86,11 @@ def test_losses_joins_and_a_new_leader(job, server, reads):
     third = agree(job, agents, after=second)
     assert agents[0].coordinator.commit("record").granted, "the token is the same for all"
 
-    agents.append(job.add("node99"))
-    agree(job, agents, after=third)
+    agents.append(newcomer := job.add("node99"))
+    fourth = agree(job, agents, after=third)
+    assert know_each_other(agents) == fourth
+    assert sum(knows(agent, newcomer) for agent in agents) > 10, "those of its part have heard of it"
+    assert not any(knows(agent, victim) or knows(agent, leader) for agent in agents)
     assert "/seats/" not in (server_text := world_text(server, job)), server_text
     assert len(server_text) < 1500, "what everybody reads stays small"
 
@@ -99,6 +104,55 @@ def test_a_spare_of_a_large_world_waits_and_takes_a_place(job, server):
     lose(server, agents.pop(5))
     agree(job, [*agents, spare], after=first)
     assert spare.memberships[-1].seat.group_rank == 5, "the hole is filled"
+
+
+def test_a_store_that_lost_its_data_gets_the_large_world_back(job, server):
+    agents = [job.add(f"node{number}") for number in range(NODES)]
+    first = agree(job, agents, after=0)
+    server.wipe()
+    job.commits(agents[40], "record", deadline_s=30)
+    assert all(agent.coordinator.generation == first and not agent.regroups for agent in agents)
+    assert know_each_other(agents) == first
+    lose(server, agents.pop(11))
+    agree(job, agents, after=first)
+
+
+def test_a_spare_that_leads_writes_it_again(job, server):
+    agents = [job.add(f"node{number}") for number in range(NODES)]
+    first = agree(job, agents, after=0)
+    spare = job.add("spare")
+    job.until(lambda: len(spare.coordinator.members()) == NODES + 1, what="the spare's key")
+    for agent in agents:
+        server.drop_lease(agent.coordinator.lease)
+        agent.coordinator._registration.publish()
+    job.until(lambda: spare.coordinator.is_leader, what="the spare has the oldest key")
+    world = spare.coordinator.world()
+    job.until(lambda: len(spare.coordinator.known_seats(world)) == NODES, what="it has read the seats")
+    for agent in agents:  # Those that led before know them too.
+        agent.coordinator._leader.whole._worlds = ()
+    server.wipe()
+    job.commits(agents[0], "record", deadline_s=30)
+    assert all(agent.coordinator.generation == first and not agent.regroups for agent in agents)
+    assert spare.generation == 0
+
+
+def knows(agent: FakeAgent, other: FakeAgent) -> bool:
+    """Whether an agent can say where another is."""
+    seats = agent.coordinator.known_seats(agent.coordinator.world())
+    return any(seat.agent == other.coordinator.identity.agent for seat in seats)
+
+
+def know_each_other(agents: list[FakeAgent]) -> int:
+    """Everybody has neighbours to ask when the world stands still, and each is asked by somebody; the generation."""
+    asked: Counter[str] = Counter()
+    for agent in agents:
+        world = agent.memberships[-1].world
+        known = dataclasses.replace(world, seats=agent.coordinator.known_seats(world))
+        found = targets(known, agent=agent.coordinator.identity.agent)
+        assert len(found) > 10
+        asked.update(list(found))
+    assert set(asked) == {agent.coordinator.identity.agent for agent in agents}
+    return agents[0].generation
 
 
 def world_text(server: MemoryServer, job: Job) -> str:

@@ -6,27 +6,9 @@ import threading
 import pytest
 
 from elastic.errors import ExitCode, Preempted
-from elastic.events import Cause, Notice, Outcome
-from elastic.rendezvous.memory import MemoryServer, MemoryStore
-from tests.harness.agents import Job
-
-
-@pytest.fixture
-def server():
-    return MemoryServer()
-
-
-@pytest.fixture
-def make_job(server):
-    jobs = []
-
-    def make(**options):
-        jobs.append(Job(lambda: MemoryStore(server), **options))
-        return jobs[-1]
-
-    yield make
-    for job in jobs:
-        job.close()
+from elastic.events import Cause, NodesAwaited, Outcome
+from elastic.rendezvous import reaching
+from elastic.rendezvous.model import Phase, ProbeResult
 
 
 def die(job, agent):
@@ -82,8 +64,9 @@ def test_too_few_nodes_end_with_75_and_an_event_says_what_is_awaited(make_job):
     job.until(lambda: a.ended and b.ended, what="giving up")
     assert isinstance(a.ended, Preempted)
     assert a.ended.exit_code == ExitCode.PREEMPTED
-    told = [event.text for agent in (a, b) for event in agent.events if isinstance(event, Notice)]
-    assert any("of at least 3" in text for text in told), told
+    told = [event for agent in (a, b) for event in agent.events if isinstance(event, NodesAwaited)]
+    assert (2, 3) in [(event.here, event.needed) for event in told]
+    assert all("of at least 3" in event.reason for event in told)
 
 
 def test_a_node_that_comes_while_a_round_closes_gets_in(make_job):
@@ -169,3 +152,31 @@ def test_sixteen_agents_fail_at_random_moments(make_job, request):
     assert all(len(seen) == 1 for seen in worlds.values()), f"two worlds of one generation, seed {seed}"
     assert generation >= last
     assert generation <= 13, "failures that come together share a round"
+
+
+def test_a_cut_that_leaves_too_few_is_over_when_it_ends(make_job, monkeypatch):
+    cut, asked = threading.Event(), threading.Event()
+    cut.set()
+
+    def answers(targets):
+        asked.set()
+        return dict.fromkeys(targets, ProbeResult.SILENT if cut.is_set() else ProbeResult.ALIVE)
+
+    monkeypatch.setattr(reaching, "probe_all", answers)
+    monkeypatch.setattr(reaching, "AGAIN_S", 0.1)
+    job = make_job(min_nodes=3, max_nodes=3, ttl_s=60)
+    a, b, c = job.start("a", "b", "c")
+    a.coordinator.report_unreachable([c.coordinator.identity.agent])
+    for agent in (a, b, c):
+        agent.fail()
+    waits = "that reach each other"
+    job.until(
+        lambda: any(waits in e.reason for x in (a, b, c) for e in x.events if isinstance(e, NodesAwaited)),
+        what="a wait",
+    )
+    job.until(lambda: a.coordinator.world().phase is Phase.OPEN, what="hearing of it")
+    asked.clear()
+    assert asked.wait(10), "it asks again while the round cannot be closed"
+    assert a.generation == b.generation == c.generation == 1
+    cut.clear()
+    job.expect([a, b, c], size=3, after=1)

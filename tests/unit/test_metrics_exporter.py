@@ -73,7 +73,14 @@ def test_liveness_and_readiness(address, metrics):
     response, body = request(address, "/readyz")
     assert (response.status, body) == (503, "no agent has started here\n")
     formed = events.WorldFormed(
-        world_size=1, nodes=("a",), cause=events.Cause.START, reason="r", seconds=0.1, leader=True
+        world_size=1,
+        nodes=("a",),
+        node_count=1,
+        node_rank=0,
+        cause=events.Cause.START,
+        reason="r",
+        seconds=0.1,
+        leader=True,
     )
     metrics.apply(events.Record(time_s=101.0, node="a", rank=None, generation=2, event=formed))
     response, body = request(address, "/readyz")

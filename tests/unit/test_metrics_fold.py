@@ -30,8 +30,17 @@ def step(iteration, *, start, stop, loss=2.0, digest=7, seconds=0.3):
     )
 
 
-def world(*nodes, cause=Cause.START, leader=False):
-    return events.WorldFormed(world_size=len(nodes), nodes=nodes, cause=cause, reason="r", seconds=0.2, leader=leader)
+def world(*nodes, cause=Cause.START, node="a"):
+    return events.WorldFormed(
+        world_size=len(nodes),
+        nodes=nodes,
+        node_count=len(nodes),
+        node_rank=nodes.index(node),
+        cause=cause,
+        reason="r",
+        seconds=0.2,
+        leader=False,
+    )
 
 
 def started(rank=0):
@@ -235,3 +244,15 @@ def test_observations_equal_a_naive_count(metrics):
         assert found["elastic_step_duration_seconds_bucket", ("le", str(edge))] == count
     assert found["elastic_step_duration_seconds_bucket", ("le", "+Inf")] == len(seconds)
     assert found["elastic_step_duration_seconds_sum",] == pytest.approx(sum(seconds))
+
+
+def test_it_is_told_how_many_nodes_are_awaited_until_they_are_there(metrics):
+    assert samples(metrics)["elastic_nodes_awaited",] == 0
+    metrics.apply(record(events.NodesAwaited(here=1, needed=3, reason="nodes here: 1 of at least 3"), generation=0))
+    assert samples(metrics)["elastic_nodes_awaited",] == 2
+    assert metrics.readiness().reason == "waiting for a generation: nodes here: 1 of at least 3"
+    metrics.apply(record(world("a", "b", "c")))
+    assert samples(metrics)["elastic_nodes_awaited",] == 0
+    metrics.apply(record(events.NodesAwaited(here=2, needed=3, reason="r")))
+    metrics.apply(record(events.JobEnded(outcome=events.Outcome.PREEMPTED, exit_code=75, reason="too few")))
+    assert samples(metrics)["elastic_nodes_awaited",] == 0

@@ -5,6 +5,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from elastic.rendezvous.gathering import barred_pause_s
 from elastic.rendezvous.model import Member
 from elastic.rendezvous.reach import EXACT_UP_TO, cuts_among, largest_side, pause_s
 
@@ -87,3 +88,7 @@ def test_a_cut_counts_for_both_and_only_among_those_that_are_there():
 
 def test_pauses_grow_to_a_minute():
     assert [pause_s(tries) for tries in (1, 2, 3, 4, 5, 6, 100)] == [5, 10, 20, 40, 60, 60, 60]
+
+
+def test_pauses_after_having_been_barred_grow_to_an_hour():
+    assert [barred_pause_s(times) for times in (1, 2, 3, 8, 100)] == [30, 60, 120, 3600, 3600]

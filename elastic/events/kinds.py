@@ -1,19 +1,10 @@
-"""Events: the one vocabulary of what happened. Metrics, status, report and audit are made from these.
-
-A file of events is JSON lines, one file for each node under `<save_path>/events/`, appended to by the node's agent
-and workers with single O_APPEND writes, so that a line survives the death of its writer and is never torn.
-"""
+"""Kinds: everything that can happen, as frozen values. Metrics, status, report and audit are made from these."""
 
 from __future__ import annotations
 
-import dataclasses
 import enum
-import json
-import os
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 
 class Cause(enum.StrEnum):
@@ -76,15 +67,30 @@ class RoundOpened(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class WorldFormed(Event):
-    """A generation begins. `seconds` from this agent's joining to the agreed world."""
+    """A generation begins. `seconds` from this agent's joining to the agreed world.
+
+    `nodes` in rank order; of a large world the leader alone knows all of its `node_count`, the others some.
+    """
 
     kind = "world_formed"
     world_size: int
     nodes: tuple[str, ...]
+    node_count: int
+    node_rank: int
     cause: Cause
     reason: str
     seconds: float
     leader: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodesAwaited(Event):
+    """No generation can be agreed until more nodes come: `here` of at least `needed`. Emitted by the leader only."""
+
+    kind = "nodes_awaited"
+    here: int
+    needed: int
+    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,6 +185,8 @@ class OrderChosen(Event):
     seed: int
     order: str
     order_version: int
+    segments: str = ""
+    """The whole order as JSON (`DataOrder.to_plain`); "" in older files, where the fields above say it all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,6 +208,8 @@ class StepCommitted(Event):
     loss: float
     world_size: int
     seconds: float
+    skipped: str = ""
+    """Why these samples changed nothing, as a policy wants it; "" for an ordinary step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,89 +271,7 @@ class RunFinished(Event):
     consumed_samples: int
 
 
-EVENT_TYPES: dict[str, type[Event]] = {cls.kind: cls for cls in Event.__subclasses__()}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Record:
-    """An event and who saw it when. `rank` is None for an agent's own events."""
-
-    time_s: float
-    node: str
-    rank: int | None
-    generation: int
-    event: Event
-
-
-_HEAD = ("time_s", "node", "rank", "generation")
-
-
-def encode(record: Record) -> str:
-    """One line of JSON, without the newline."""
-    head = {name: getattr(record, name) for name in _HEAD} | {"kind": record.event.kind}
-    return json.dumps(head | dataclasses.asdict(record.event), separators=(",", ":"), default=str)
-
-
-def decode(line: str) -> Record | None:
-    """Read one line back; None for a kind that this version does not know.
-
-    Raises:
-        ValueError: the line is not a record.
-    """
-    try:
-        raw: dict[str, Any] = json.loads(line)
-        head = {name: raw.pop(name) for name in _HEAD}
-        if (cls := EVENT_TYPES.get(raw.pop("kind"))) is None:
-            return None
-        known = {field.name: field.type for field in dataclasses.fields(cls)}
-        values = {name: _restore(known[name], value) for name, value in raw.items() if name in known}
-        return Record(event=cls(**values), **head)
-    except (TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"not an event record: {line[:120]!r} ({error})") from error
-
-
-_ENUMS = {"Cause": Cause, "Direction": Direction, "Outcome": Outcome}
-
-
-def _restore(type_name: Any, value: Any) -> Any:
-    """Give a JSON value the type that its field declares (annotations are strings here)."""
-    if type_name in _ENUMS:
-        return _ENUMS[type_name](value)
-    if isinstance(value, list):
-        return tuple(tuple(item) if isinstance(item, list) else item for item in value)
-    return value
-
-
 class Emit(Protocol):
     """Where code that has something to tell is given to tell it."""
 
     def __call__(self, event: Event) -> None: ...
-
-
-class EventFile:
-    """Appends records to one file, each by one `write`, so that lines of several processes never mix."""
-
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-
-    def append(self, record: Record) -> None:
-        """Write one record. It outlives this process; it is not forced to disk."""
-        os.write(self._fd, (encode(record) + "\n").encode())
-
-    def close(self) -> None:
-        """Close the file; further appends fail."""
-        os.close(self._fd)
-
-
-def read_records(directory: Path) -> list[Record]:
-    """All records of all nodes, by time. A last line still being written is left out."""
-    paths = sorted(directory.glob("*.jsonl"))
-    return sorted((each for path in paths for each in _complete_records(path)), key=lambda record: record.time_s)
-
-
-def _complete_records(path: Path) -> Iterator[Record]:
-    text = path.read_text()
-    for line in text[: text.rfind("\n") + 1].splitlines():
-        if line and (record := decode(line)) is not None:
-            yield record

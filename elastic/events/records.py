@@ -1,0 +1,101 @@
+"""Records: events with who saw them when, as JSON lines in files.
+
+One file for each node under `<save_path>/events/`, appended to by the node's agent and workers with single O_APPEND
+writes, so that a line survives the death of its writer and is never torn.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from elastic.events.kinds import Cause, Direction, Event, Outcome
+
+EVENT_TYPES: dict[str, type[Event]] = {cls.kind: cls for cls in Event.__subclasses__()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """An event and who saw it when. `rank` is None for an agent's own events."""
+
+    time_s: float
+    node: str
+    rank: int | None
+    generation: int
+    event: Event
+
+
+_HEAD = ("time_s", "node", "rank", "generation")
+
+
+def encode(record: Record) -> str:
+    """One line of JSON, without the newline."""
+    head = {name: getattr(record, name) for name in _HEAD} | {"kind": record.event.kind}
+    return json.dumps(head | dataclasses.asdict(record.event), separators=(",", ":"), default=str)
+
+
+def decode(line: str) -> Record | None:
+    """Read one line back; None for a kind that this version does not know.
+
+    Raises:
+        ValueError: the line is not a record.
+    """
+    try:
+        raw: dict[str, Any] = json.loads(line)
+        head = {name: raw.pop(name) for name in _HEAD}
+        cls = EVENT_TYPES.get(raw.pop("kind"))
+        if cls is None:
+            return None
+        known = {field.name: field.type for field in dataclasses.fields(cls)}
+        values = {name: _restore(known[name], value) for name, value in raw.items() if name in known}
+        return Record(event=cls(**values), **head)
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"not an event record: {line[:120]!r} ({error})") from error
+
+
+_ENUMS = {"Cause": Cause, "Direction": Direction, "Outcome": Outcome}
+
+
+def _restore(type_name: Any, value: Any) -> Any:
+    """Give a JSON value the type that its field declares (annotations are strings here)."""
+    if type_name in _ENUMS:
+        return _ENUMS[type_name](value)
+    if isinstance(value, list):
+        return tuple(tuple(item) if isinstance(item, list) else item for item in value)
+    return value
+
+
+class EventFile:
+    """Appends records to one file. Each record is one `write`, so that lines of several processes never mix."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+
+    def append(self, record: Record) -> None:
+        """Write one record. It outlives this process; it is not forced to disk."""
+        os.write(self._fd, (encode(record) + "\n").encode())
+
+    def close(self) -> None:
+        """Close the file; further appends fail."""
+        os.close(self._fd)
+
+
+def read_records(directory: Path) -> list[Record]:
+    """All records of all nodes, by time. A last line still being written is left out."""
+    records: list[Record] = []
+    for path in sorted(directory.glob("*.jsonl")):
+        records.extend(_complete_records(path))
+    return sorted(records, key=lambda record: record.time_s)
+
+
+def _complete_records(path: Path) -> Iterator[Record]:
+    text = path.read_text()
+    for line in text[: text.rfind("\n") + 1].splitlines():
+        if line and (record := decode(line)) is not None:
+            yield record

@@ -1,0 +1,33 @@
+"""Arrival: how an agent registers and learns the world, with one request where no answer is lost."""
+
+from __future__ import annotations
+
+from elastic.clock import Clock
+from elastic.errors import StoreUnavailable
+from elastic.rendezvous.keys import Keys
+from elastic.rendezvous.kv import Transacted
+from elastic.rendezvous.model import World
+from elastic.rendezvous.registration import Registration
+from elastic.rendezvous.world_watch import WorldWatch
+
+_RETRY_S = 0.3
+
+
+def arrive(registration: Registration, *, watch: WorldWatch, keys: Keys, clock: Clock, limit_s: float) -> World | None:
+    """Write this agent's keys and read the world, trying again for `limit_s`; the world.
+
+    Raises:
+        StoreUnavailable: no endpoint answered for so long. StoreRefused: wrong credentials.
+    """
+    deadline_s = clock.monotonic_s() + limit_s
+    done: Transacted | None = None
+    while True:
+        try:
+            done = done or registration.start()
+            if keys.world in done.read:
+                return watch.take(done.read[keys.world], revision=done.revision)
+            return watch.read()
+        except StoreUnavailable:
+            if clock.monotonic_s() >= deadline_s:
+                raise
+            clock.sleep(_RETRY_S)

@@ -1,0 +1,33 @@
+"""The same numbers at every world size, with real gloo groups of real processes."""
+
+import pytest
+
+from elastic.distributed.group import Alone
+from tests.harness.training import STEPS, train
+from tests.integration.test_gloo import results, start
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_exact_numerics_give_the_same_bits(size, tmp_path):
+    """float32 sums, an exchange of uneven parts, autocast, and parameters in bfloat16."""
+    (alone,) = results(start("exact", 1, tmp_path / "alone"))  # a process with as many threads as the others
+    for found in results(start("exact", size, tmp_path)):
+        assert found == alone
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("size", [4, 5, 7, 8])
+def test_exact_numerics_give_the_same_bits_in_larger_worlds(size, tmp_path):
+    test_exact_numerics_give_the_same_bits(size, tmp_path)
+
+
+@pytest.mark.parametrize("size", [5, *(pytest.param(size, marks=pytest.mark.exhaustive) for size in (2, 3, 4))])
+def test_plain_losses_differ_by_rounding_only(size, tmp_path):
+    """Uneven shares, a ragged batch, accumulation, dropout, in double precision: 40 steps."""
+    alone = train(Alone(), dropout=0.2).losses
+    assert len(alone) == STEPS
+    for found in results(start("train", size, tmp_path)):
+        worst = max(abs(mine - theirs) / theirs for mine, theirs in zip(found["losses"], alone, strict=True))
+        assert worst < 1e-12, worst

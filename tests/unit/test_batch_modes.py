@@ -1,0 +1,237 @@
+"""Batch modes: everything is counted in samples, so that runs of any world size lie on each other."""
+
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import elastic
+from elastic.checkpoint.policy import save_due
+from elastic.checkpoint.reader import Restored
+from elastic.cli import main
+from elastic.config.load import with_overrides
+from elastic.config.model import Settings
+from elastic.distributed.group import Alone
+from elastic.distributed.replicate import Replica
+from elastic.errors import ConfigError
+from elastic.events import Notice, StepCommitted
+from elastic.job import Job
+from elastic.loop import run_job
+from elastic.plan.batch_mode import BatchMode, RateRule, batching
+from elastic.plan.outlook import Stand, outlook
+from tests.harness.ranks import run_tensor_ranks
+from tests.harness.training import course, dataset, model, per_sample, train
+
+PER_RANK = {"batch": "per_rank", "rank_batch_size": 6, "micro_batch_size": 3, "global_batch_size": 10, "steps": 12}
+
+
+def of_world(world_size, rule):
+    return batching(
+        BatchMode.PER_RANK, world_size=world_size, global_batch_size=16, rank_batch_size=16, rule=RateRule(rule)
+    )
+
+
+@pytest.mark.parametrize(("rule", "factor"), [("none", 1.0), ("linear", 4.0), ("sqrt", 2.0)])
+def test_the_learning_rate_follows_by_rule(rule, factor):
+    found = of_world(4, rule)
+    assert (found.global_batch_size, found.rate_factor) == (64, factor)
+    assert "4 ranks of 16 samples make a global batch of 64" in found.reason
+    assert of_world(1, rule).rate_factor == 1.0
+
+
+@pytest.mark.parametrize("rule", list(RateRule))
+def test_a_fixed_global_batch_never_changes_the_rate(rule):
+    for world_size in range(1, 9):
+        found = batching(
+            BatchMode.FIXED_GLOBAL, world_size=world_size, global_batch_size=10, rank_batch_size=7, rule=rule
+        )
+        assert (found.global_batch_size, found.rate_factor) == (10, 1.0)
+
+
+def test_every_rank_takes_its_batch_and_every_sample_is_used_once():
+    """3 ranks, then 2, then 1: the run ends at the same sample, though steps are of 18, 12 and 6."""
+    used, state = [], Restored(reason="a test")
+    for size in (3, 2, 1):
+        runs = run_tensor_ranks(size, lambda group, state=state: train(group, restored=state, **PER_RANK))
+        events = [run.events for run in runs]
+        if size > 1:  # as if all had been lost after the third step
+            events = [part[:3] for part in events]
+        assert all(event.stop - event.start == 6 * size for part in events for event in part[:-1])
+        used += sorted(pair for part in events for event in part for pair in event.ranges)
+        last = events[0][-1]
+        state = Restored(
+            reason="a test", iteration=last.iteration, consumed_samples=last.stop, run_digest=last.run_digest
+        )
+    samples = [sample for start, stop in used for sample in range(start, stop)]
+    assert samples == list(range(120))
+
+
+def test_saves_come_at_the_same_samples_at_any_world_size():
+    """Each 2 steps of 10 samples, whatever a step holds: at the first boundary behind each multiple of 20."""
+    for size, saved in ((1, [24, 42, 60, 84, 102, 120]), (3, [36, 54, 72, 90, 108, 120])):
+        at = course(size=size, **PER_RANK)
+        found = []
+        net = model()
+        for _ in iter(lambda at=at: at.finished, True):
+            step = at.next_step(Alone(), (Replica(net, Alone()),), lambda: False)
+            with step:
+                for batch in step.micro_batches():
+                    step.backward(per_sample(net, batch))
+            at.commit(step)
+            due = save_due(at.iteration, enable_save=True, every_steps=2, last_saved=None, counted=at.counted)
+            if due.due:
+                found.append(at.consumed_samples)
+        assert found == saved
+
+
+@given(sizes=st.lists(st.integers(1, 70), min_size=1, max_size=40), every=st.integers(1, 5))
+@settings(deadline=None, max_examples=50)
+def test_no_multiple_is_passed_without_a_save(sizes, every):
+    position, saves, passed = 0, 0, 0
+    for number, size in enumerate(sizes, start=1):
+        counted = range(position // 10 + 1, (position + size) // 10 + 1)
+        position += size
+        due = save_due(number, enable_save=True, every_steps=every, last_saved=None, counted=counted).due
+        multiples = [step for step in counted if step % every == 0]
+        assert due == bool(multiples)
+        saves += due
+        passed += len(multiples)
+    assert passed == position // 10 // every
+
+
+def test_what_comes_now_and_then_comes_in_samples():
+    for size, expected in ((1, [30, 60, 90, 120]), (2, [36, 60, 96, 120])):
+        at, found, net = course(size=size, **PER_RANK), [], model()
+        while not at.finished:
+            step = at.next_step(Alone(), (Replica(net, Alone()),), lambda: False)
+            with step:
+                for batch in step.micro_batches():
+                    step.backward(per_sample(net, batch))
+            at.commit(step)
+            if step.crosses(30):
+                found.append(step.stop)
+        assert found == expected
+
+
+def test_a_job_trains_with_the_rate_of_its_batch(tmp_path):
+    """A world of one with half the batch that the rate was chosen for; the schedule goes by samples as ever."""
+    seen = []
+
+    class Watched(torch.optim.SGD):
+        def step(self, closure=None):
+            seen.append(self.param_groups[0]["lr"])
+            return super().step(closure)
+
+    def run(schedule, name, **overrides):
+        seen.clear()
+        job = Job(
+            model=lambda world: model(),
+            dataset=dataset,
+            loss=per_sample,
+            optimizer=lambda net: Watched(net.parameters(), lr=1.0),
+            schedule=schedule,
+        )
+        given = {"batch": "per_rank", "rank_batch_size": 5, "global_batch_size": 10, "micro_batch_size": 5, "steps": 2}
+        run_job(job, with_overrides(Settings(), {**given, "save_path": str(tmp_path / name), **overrides}))
+        return list(seen)
+
+    assert run(None, "none") == [1.0] * 4
+    assert run(None, "linear", rate_rule="linear") == [0.5] * 4
+    assert run(lambda samples: samples / 20, "both", rate_rule="linear") == [0.125, 0.25, 0.375, 0.5]
+
+
+def test_the_batch_is_told(tmp_path):
+    events = []
+    course(size=2, events=events, **PER_RANK, rate_rule="sqrt")
+    assert any(isinstance(event, Notice) and "2 ranks of 6 samples" in event.text for event in events)
+    assert not any(isinstance(event, StepCommitted) for event in events)
+
+
+def test_a_batch_that_micro_batches_do_not_make_up_is_refused():
+    with pytest.raises(ConfigError, match=r"rank_batch_size 7 is not a multiple of training\.micro_batch_size 3"):
+        with_overrides(Settings(), {**PER_RANK, "rank_batch_size": 7})
+
+
+class TestOutlook:
+    stand = Stand(
+        iteration=1001,
+        consumed_samples=64064,
+        epoch_position=64064,
+        world_size=4,
+        global_batch_size=64,
+        micro_batch_size=8,
+    )
+
+    def rows(self, **sizes):
+        found = outlook(self.stand, **sizes)
+        return {row.rule: row for row in found.rows}, found
+
+    def test_the_documented_examples(self):
+        rows, _ = self.rows(world_size=2, global_batch_size=128)
+        assert rows["elastic"].exact
+        assert "step int(1001 x 64 / 128) = 500" in rows["MindSpore Transformers"].goes_on_at
+        assert rows["MindSpore Transformers"].repeated_samples == 64
+        assert rows["the same, rounded up"].skipped_samples == 64
+        assert "2002 x 4 // 2 = 4004" in rows["MiniMind"].goes_on_at
+        assert rows["MiniMind"].exact
+
+    def test_64_to_96_at_step_1001_repeats_and_ours_does_not(self):
+        rows, _ = self.rows(world_size=3, global_batch_size=96)
+        assert (rows["elastic"].exact, rows["elastic"].goes_on_at) == (True, "sample 64064, iteration 1002")
+        assert rows["MindSpore Transformers"].repeated_samples == 32
+        assert rows["the same, rounded up"].skipped_samples == 64
+        assert rows["MiniMind"].repeated_samples == 64064 - 2669 * 24
+
+    def test_a_world_of_one_has_another_order_in_minimind(self):
+        rows, _ = self.rows(world_size=1, global_batch_size=64)
+        assert "another order" in rows["MiniMind"].note
+
+    @pytest.mark.parametrize(("world_size", "slots", "idle"), [(1, (8,), 0), (3, (3, 3, 2), 1 / 9), (9, None, 1 / 9)])
+    def test_shares_and_what_waits(self, world_size, slots, idle):
+        _, found = self.rows(world_size=world_size, global_batch_size=64)
+        assert found.slots_by_rank == (slots or (1,) * 8 + (0,))
+        assert found.idle_share == pytest.approx(idle)
+
+
+@pytest.fixture
+def saved(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    path = tmp_path / "run"
+    with elastic.Session(
+        environ={}, save_path=str(path), steps=7, global_batch_size=10, micro_batch_size=5, save_interleaved_steps=3
+    ) as run:
+        net = run.parallelize(model())
+        run.track(model=net)
+        for step in run.steps(dataset()):
+            with step:
+                for batch in step.micro_batches():
+                    step.backward(per_sample(net, batch))
+    return str(path)
+
+
+def test_the_command_shows_every_rule(saved, capsys):
+    assert main(["plan", saved, "--from", "3", "--nodes", "3", "--gbs", "16"]) == 0
+    out = capsys.readouterr().out
+    assert "iteration 3: 30 samples used, saved at world size 1 with a global batch of 10" in out
+    assert "sample 30, iteration 4: exact" in out
+    assert "step int(3 x 10 / 16) = 1: repeats 14 samples" in out
+    assert "step 2: skips 2 samples" in out
+    assert "another order" in out
+    assert "micro-batches of each rank in a step: 2, 1, 1 (33% of the ranks' time is waiting)" in out
+
+
+def test_the_command_takes_the_newest_iteration_and_speaks_json(saved, capsys):
+    import json
+
+    assert main(["plan", saved, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["stand"]["iteration"] == 7
+    assert [row["repeated_samples"] for row in found["rows"]] == [0, 0, 0]
+
+
+def test_the_command_refuses_what_is_not_there(saved, capsys):
+    assert main(["plan", saved, "--from", "4"]) == 64
+    assert "holds no whole iteration 4; there are 3, 6, 7" in capsys.readouterr().err
+    assert main(["plan", saved, "--nodes", "0"]) == 64
