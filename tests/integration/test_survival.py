@@ -16,6 +16,7 @@ from elastic.events import (
     Rescaled,
     Restored,
     RunFinished,
+    StepCommitted,
     WorkerLost,
     read_records,
 )
@@ -47,7 +48,10 @@ def assert_from_memory(records: list[Record]) -> None:
     back = [r.event for r in records if isinstance(r.event, Restored) and r.generation == last]
     assert {each.tier for each in back} == {"memory"}, back
     copies = [r.event for r in records if isinstance(r.event, CheckpointSaved) and r.generation == last - 1]
-    assert {each.iteration for each in back} == {max(each.iteration for each in copies)}
+    (iteration,) = {each.iteration for each in back}
+    assert iteration >= max(each.iteration for each in copies)  # rank 0 may have died before it could tell of the last
+    reached = max(r.event.iteration for r in records if isinstance(r.event, StepCommitted) and r.generation == last - 1)
+    assert reached - MEMORY_STEPS <= iteration <= reached
 
 
 def test_worker_kill(tmp_path: Path, etcd: EtcdServer, undisturbed: dict[int, float]) -> None:
