@@ -5,9 +5,11 @@ Paths are str, so that a URI stays what it is.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
+import mmap
 import os
 import secrets
 import shutil
@@ -90,6 +92,15 @@ class Recycler(Protocol):
         ...
 
 
+@runtime_checkable
+class BulkReader(Protocol):
+    """A storage that reads large files straight to where their tensors can stay."""
+
+    def read_bulk(self, path: str) -> memoryview:
+        """All bytes of a file, in memory of their own that may be written to."""
+        ...
+
+
 class PosixStorage:
     """A local or network file system."""
 
@@ -108,6 +119,15 @@ class PosixStorage:
     def read(self, path: str) -> bytes:
         with open(path, "rb") as file:
             return file.read()
+
+    def read_bulk(self, path: str) -> memoryview:
+        with open(path, "rb", buffering=0) as file:
+            size_bytes = os.fstat(file.fileno()).st_size
+            data = memoryview(_memory(size_bytes))[:size_bytes]
+            at = 0
+            while at < size_bytes and (count := file.readinto(data[at:])):
+                at += count
+        return data[:at]
 
     def read_part(self, path: str, start: int, stop: int) -> bytes:
         with open(path, "rb") as file:
@@ -224,6 +244,17 @@ def _write_direct(fd: int, view: memoryview) -> memoryview:
     finally:
         fcntl.fcntl(fd, fcntl.F_SETFL, flags)
     return view
+
+
+def _memory(size_bytes: int) -> mmap.mmap:
+    """Memory for a file, in large pages where there are any. Raises MemoryError."""
+    try:
+        memory = mmap.mmap(-1, max(1, size_bytes))
+    except OSError as error:
+        raise MemoryError(f"{size_bytes} bytes are not to be had: {error}") from error
+    with contextlib.suppress(OSError, AttributeError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
 
 
 def _beside(path: str) -> str:

@@ -15,6 +15,7 @@ from elastic.checkpoint.layout import is_spare
 from elastic.checkpoint.memory import MemoryTier, Places
 from elastic.checkpoint.room import Room
 from elastic.checkpoint.storage import LARGE_BYTES, PosixStorage
+from elastic.errors import NothingToRestore
 from tests.harness.checkpoints import Bench, meta
 
 PAGE_BYTES = 4096
@@ -99,6 +100,26 @@ class Noting(PosixStorage):
         done = super().rewrite(spare, path, data)
         self.reused += [os.path.basename(path)] * done
         return done
+
+
+def test_a_large_file_is_read_as_it_is_and_checked_like_any_other(tmp_path):
+    bench = Bench(tmp_path / "root")
+    model = nn.Linear(1024, 1100)
+    assert bench.manager(no_save_optim=True, no_load_optim=True).save({"model": model}, meta(1)).saved
+    other = nn.Linear(1024, 1100)
+    weights = {"load_path": str(bench.root), "no_load_optim": True}
+    Bench(tmp_path / "other").manager(**weights).restore({"model": other})
+    assert torch.equal(other.weight, model.weight)
+    assert torch.equal(other.bias, model.bias)
+    path = bench.directory(1) / "checkpoint-model-0000000-0000001.safetensors"
+    assert path.stat().st_size > LARGE_BYTES
+    data = bytearray(path.read_bytes())
+    for place, what in ((len(data) // 2, "weight"), (12, "the header")):
+        data[place] ^= 1
+        path.write_bytes(data)
+        with pytest.raises(NothingToRestore, match=what):
+            Bench(tmp_path / "other").manager(**weights).restore({"model": other})
+        data[place] ^= 1
 
 
 def test_saves_take_the_place_of_those_given_up(tmp_path):
