@@ -85,7 +85,8 @@ class CheckpointManager:
         self._snapshots = Snapshots(
             tier if settings.enable_save else None,
             rank=group.rank,
-            every_steps=settings.memory_every_steps,
+            # Weights alone are nothing that a restart could go on from.
+            every_steps=0 if settings.no_save_optim else settings.memory_every_steps,
             required=settings.memory_required,
             emit=emit,
             clock=clock,

@@ -54,6 +54,15 @@ def assert_from_memory(records: list[Record]) -> None:
     assert reached - MEMORY_STEPS <= iteration <= reached
 
 
+def assert_same_bits(records: list[Record]) -> None:
+    """Steps done again at the same world size have the very losses that they had before the fault."""
+    losses: dict[tuple[int, int], set[float]] = {}
+    for record in records:
+        if isinstance(record.event, StepCommitted):
+            losses.setdefault((record.event.iteration, record.event.world_size), set()).add(record.event.loss)
+    assert {key: found for key, found in losses.items() if len(found) > 1} == {}
+
+
 def test_worker_kill(tmp_path: Path, etcd: EtcdServer, undisturbed: dict[int, float]) -> None:
     with cluster(tmp_path, etcd.endpoint, steps=STEPS) as run:
         for name in ("a", "b"):
@@ -74,6 +83,7 @@ def test_worker_kill(tmp_path: Path, etcd: EtcdServer, undisturbed: dict[int, fl
         assert exact_account(run).steps == STEPS
         records = read_records(run.save_path / "events")
         assert_from_memory(records)
+        assert_same_bits(records)
         assert_same_losses(lineage_losses(records), undisturbed, first=max(restored_steps(records).values()) + 1)
 
 
