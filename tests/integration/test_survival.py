@@ -67,7 +67,7 @@ def test_worker_kill(tmp_path: Path, etcd: EtcdServer, undisturbed: dict[int, fl
     with cluster(tmp_path, etcd.endpoint, steps=STEPS) as run:
         for name in ("a", "b"):
             run.start(name)
-        run.wait_step(60, world_size=2)
+        run.wait_step(67, world_size=2)  # some steps beyond a copy
         before = run.now()
         (victim,) = run.nodes["b"].workers()
         os.kill(victim, signal.SIGKILL)
