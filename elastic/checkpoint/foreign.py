@@ -12,8 +12,7 @@ from elastic.checkpoint.huggingface import INDEX, SINGLE, is_huggingface, parse_
 from elastic.checkpoint.layout import MAX_JSON_BYTES, METADATA, ShardKind, parse_shard_name
 from elastic.checkpoint.metadata import Piece, parse_metadata
 from elastic.checkpoint.pieces import assemble
-from elastic.checkpoint.reading import read_file
-from elastic.checkpoint.shards import decode_shard
+from elastic.checkpoint.reading import decode_file, read_file
 from elastic.checkpoint.state import Captured
 from elastic.checkpoint.storage import Storage
 from elastic.checkpoint.survey import read_small
@@ -47,7 +46,7 @@ def read_seed_kind(directory: str, kind: ShardKind, *, storage: Storage) -> dict
     for name in names:
         shard = parse_shard_name(name)
         if shard is not None and shard.kind is kind:
-            files[name] = decode_shard(read_file(directory, name, storage), file_name=name)
+            files[name] = decode_file(read_file(directory, name, storage), file_name=name)
     if METADATA not in names:
         return _join(files)
     data = read_small(os.path.join(directory, METADATA), storage=storage, limit_bytes=MAX_JSON_BYTES)
@@ -61,12 +60,12 @@ def read_seed_kind(directory: str, kind: ShardKind, *, storage: Storage) -> dict
 
 def _read_huggingface(directory: str, names: Sequence[str], storage: Storage) -> dict[str, Tensor]:
     if SINGLE in names:
-        return decode_shard(read_file(directory, SINGLE, storage), file_name=SINGLE)
+        return decode_file(read_file(directory, SINGLE, storage), file_name=SINGLE)
     data = read_small(os.path.join(directory, INDEX), storage=storage, limit_bytes=MAX_JSON_BYTES)
     weights = parse_index(data)
     model: dict[str, Tensor] = {}
     for file_name in sorted(set(weights.values())):
-        tensors = decode_shard(read_file(directory, file_name, storage), file_name=file_name)
+        tensors = decode_file(read_file(directory, file_name, storage), file_name=file_name)
         wanted = {name for name, place in weights.items() if place == file_name}
         if gone := sorted(wanted - tensors.keys()):
             raise CheckpointDamaged(f"{INDEX} says that {file_name} holds {gone[0]}, but it does not")

@@ -86,14 +86,17 @@ class CheckpointManager:
         self._snapshots = Snapshots(
             tier if settings.enable_save else None,
             rank=group.rank,
-            every_steps=settings.memory_every_steps,
+            # Weights alone are nothing that a restart could go on from.
+            every_steps=0 if settings.no_save_optim else settings.memory_every_steps,
             required=settings.memory_required,
             emit=emit,
             clock=clock,
         )
 
-    def restore(self, tracked: Mapping[str, Any]) -> Restored:
+    def restore(self, tracked: Mapping[str, Any], *, recall: bool = True) -> Restored:
         """Put the state to start from into the tracked objects, or leave them where the run begins.
+
+        `recall`: whether a copy in memory will do, which may be newer than what was saved.
 
         Raises:
             NothingToRestore: state should be there and is not.
@@ -115,7 +118,8 @@ class CheckpointManager:
             generation=self._generation,
             tier=self._snapshots.tier,
         )
-        restored = reader.restore(tracked)
+        restored = reader.restore(tracked, recall=recall)
+        self._snapshots.forget_newer(restored.iteration)
         if restored.own:
             self._committed, self._ancestors = reader.durable, reader.ancestors
             if self._caretaker is not None:

@@ -70,8 +70,8 @@ class Reader:
         self.durable = 0
         """The last committed iteration after such a restore; what came from memory may be newer."""
 
-    def restore(self, tracked: Mapping[str, Any]) -> Restored:
-        """Restore the first iteration that is whole on every rank.
+    def restore(self, tracked: Mapping[str, Any], *, recall: bool = True) -> Restored:
+        """Restore the first iteration that is whole on every rank; with `recall` also one in memory.
 
         Raises:
             NothingToRestore, RunMismatch: see `plan_restore`; also when every candidate turned out damaged.
@@ -79,7 +79,7 @@ class Reader:
             Fenced: a newer generation exists.
         """
         plan = self._plan()
-        if (recalled := self._recall(plan, tracked)) is not None:
+        if recall and (recalled := self._recall(plan, tracked)) is not None:
             return recalled
         faults = []
         for attempt in plan.attempts:
@@ -145,17 +145,7 @@ class Reader:
             return None
         held = {offer_of(each): each for each in reversed(self._tier.held()) if each.whole} if self._tier else {}
         offers = self._group.gather([asdict(each) for each in held])
-        told = self._group.broadcast(
-            None
-            if offers is None
-            else decide(
-                offers,
-                record=self._record,
-                plan=plan,
-                load_unhealthy=self._settings.load_unhealthy,
-                storage=self._storage,
-            )
-        )
+        told = self._group.broadcast(None if offers is None else self._choose(offers, plan))
         chosen = from_plain(told["pick"])
         if chosen.offer is None:
             if any(offers or []):
@@ -171,6 +161,10 @@ class Reader:
             return result
         self._reject(attempt, result)
         return None
+
+    def _choose(self, offers: list[list[dict[str, Any]]], plan: Plan) -> dict[str, Any]:
+        lenient = self._settings.load_unhealthy
+        return decide(offers, record=self._record, plan=plan, load_unhealthy=lenient, storage=self._storage)
 
     def _try(
         self, attempt: Attempt, plan: Plan, tracked: Mapping[str, Any],

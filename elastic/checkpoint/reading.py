@@ -9,6 +9,7 @@ from torch import Tensor
 
 from elastic.checkpoint.checksums import fault_of
 from elastic.checkpoint.cuts import Cut
+from elastic.checkpoint.image import read_views
 from elastic.checkpoint.layout import MANIFEST, MAX_JSON_BYTES, METADATA, ShardKind, parse_shard_name
 from elastic.checkpoint.manifest import FileFacts, Manifest, digest
 from elastic.checkpoint.metadata import Piece, parse_metadata
@@ -17,7 +18,7 @@ from elastic.checkpoint.pieces import assemble
 from elastic.checkpoint.rng import PREFIX
 from elastic.checkpoint.shards import decode_shard, original_form
 from elastic.checkpoint.state import Captured
-from elastic.checkpoint.storage import Storage
+from elastic.checkpoint.storage import LARGE_BYTES, BulkReader, Storage
 from elastic.checkpoint.survey import read_small
 from elastic.errors import CheckpointDamaged
 
@@ -51,9 +52,9 @@ def read_iteration(directory: str, manifest: Manifest, *, storage: Storage, weig
             continue
         data = _verified(directory, name, facts, storage)
         if shard is not None:
-            files[shard.kind][name] = decode_shard(data, file_name=name)
+            files[shard.kind][name] = decode_file(data, file_name=name)
         elif name == METADATA:
-            metadata = data
+            metadata = bytes(data)
     notes = _notes(manifest)
     tensors = {kind: _joined(held, metadata) for kind, held in files.items()}
     return Captured(
@@ -76,7 +77,7 @@ def read_own_parts(
     """
     if METADATA not in manifest.files:
         raise CheckpointDamaged(f"{MANIFEST} names no {METADATA}")
-    metadata = _verified(directory, METADATA, manifest.files[METADATA], storage)
+    metadata = bytes(_verified(directory, METADATA, manifest.files[METADATA], storage))
     readers = {kind: PartReader(metadata, cuts) for kind in ShardKind}
     others = tuple(f"{PREFIX}{each}." for each in range(manifest.world_size) if each != rank)
     for name, facts in manifest.files.items():
@@ -137,21 +138,38 @@ def _joined(files: Mapping[str, Mapping[str, Tensor]], metadata: bytes) -> dict[
     }
 
 
-def _verified(directory: str, name: str, facts: FileFacts, storage: Storage) -> bytes:
+def decode_file(data: bytes | memoryview, *, file_name: str) -> dict[str, Tensor]:
+    """The tensors of what `read_file` gave; views of it, where it may stay.
+
+    Raises:
+        CheckpointDamaged: not a safetensors file.
+    """
+    if isinstance(data, bytes):
+        return decode_shard(data, file_name=file_name)
+    try:
+        return read_views(data, file_name=file_name)
+    except ValueError as error:
+        raise CheckpointDamaged(str(error)) from error
+
+
+def _verified(directory: str, name: str, facts: FileFacts, storage: Storage) -> bytes | memoryview:
     data = read_file(directory, name, storage)
     if (fault := fault_of(data, facts, name=name)) is not None:
         raise CheckpointDamaged(fault)
     return data
 
 
-def read_file(directory: str, name: str, storage: Storage) -> bytes:
-    """One file.
+def read_file(directory: str, name: str, storage: Storage) -> bytes | memoryview:
+    """One file; a large one in memory where its tensors can stay.
 
     Raises:
         CheckpointDamaged: it cannot be read, or not into the memory that there is.
     """
+    path = os.path.join(directory, name)
     try:
-        return storage.read(os.path.join(directory, name))
+        if isinstance(storage, BulkReader) and (storage.size_bytes(path) or 0) >= LARGE_BYTES:
+            return storage.read_bulk(path)
+        return storage.read(path)
     except OSError as error:
         raise CheckpointDamaged(f"{name} cannot be read: {error}") from error
     except MemoryError as error:

@@ -167,7 +167,7 @@ def _about(held: Held) -> dict[str, Any]:
 
 
 def captured_from(manifest: Manifest, images: dict[str, memoryview]) -> Captured:
-    """A state from its images. What an optimizer may keep as its own is copied: the images will be written again.
+    """A state from its images, as views of them: whoever takes it into use copies it (values.decode does).
 
     Raises:
         CheckpointDamaged: they are not what the manifest says.
@@ -179,6 +179,5 @@ def captured_from(manifest: Manifest, images: dict[str, memoryview]) -> Captured
         if shard is None:
             raise CheckpointDamaged(f"in memory: {name!r:.80} is no shard")
         for each, tensor in tensors_of(name, image).items():
-            own = tensor.clone() if shard.kind is ShardKind.OPT else tensor
-            parts[shard.kind][each] = original_form(own, notes.get(each))
+            parts[shard.kind][each] = original_form(tensor, notes.get(each))
     return Captured(model=parts[ShardKind.MODEL], opt=parts[ShardKind.OPT], values=dict(manifest.values))

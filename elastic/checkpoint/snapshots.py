@@ -87,6 +87,11 @@ class Snapshots:
         """Copy everything, for a restart; False where the arena is still being written to disk."""
         return self._take(draft, shards, captured, keep=False) is not None
 
+    def forget_newer(self, iteration: int) -> None:
+        """What is newer than the state that training goes on from is of a line that was left."""
+        if self._tier is not None:
+            self._tier.forget_newer(iteration)
+
     def give_back(self, copied: Copied) -> None:
         """It is on disk, or will never be."""
         if self._tier is not None and copied.taken is not None:

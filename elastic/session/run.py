@@ -330,7 +330,7 @@ class Session:
         if not rolls_back:
             return
         self._manager.settle()
-        restored = self._manager.restore(self._tracked)
+        restored = self._manager.restore(self._tracked, recall=False)
         if not restored.own:
             raise LossNotFinite(f"{step.skipped}, and nothing was saved yet that one could roll back to")
         course.roll_back(restored, skip_to=step.stop, reason=f"{step.skipped}: rolled back")

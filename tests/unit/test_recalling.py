@@ -150,6 +150,28 @@ def test_a_copy_of_a_line_that_was_left_is_not_taken(tmp_path):
     assert any("others have gone on in generation 2" in text for text in told)
 
 
+def test_weights_alone_are_not_kept(tmp_path):
+    bench = Bench(tmp_path / "root")
+    tier = open_tier(tmp_path / "node0")
+    manager = bench.manager(generation=1, tier=tier, memory_every_steps=1, no_save_optim=True, no_load_optim=True)
+    assert not manager.snapshot_due(1)
+    assert manager.save(make_run().step(10).tracked, meta(10)).saved
+    assert [each.whole for each in tier.held()] == [False]
+    tier.close()
+
+
+def test_going_back_to_the_last_save_leaves_no_newer_copy(tmp_path):
+    bench = Bench(tmp_path / "root")
+    live(bench, tmp_path, 1, generation=1, to=14, save_at=10)
+    tier = open_tier(tmp_path / "node0")
+    assert [each.manifest.iteration for each in tier.held()] == [14, 13]
+    run = make_run(seed=4)
+    restored = bench.manager(generation=1, tier=tier, memory_every_steps=1).restore(run.tracked, recall=False)
+    assert (restored.iteration, restored.tier) == (10, "disk")
+    assert tier.held() == []
+    tier.close()
+
+
 def test_a_state_that_does_not_fit_is_told_like_one_on_disk(tmp_path):
     bench = Bench(tmp_path / "root")
     live(bench, tmp_path, 1, generation=1, to=14, save_at=10)
