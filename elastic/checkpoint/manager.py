@@ -215,6 +215,8 @@ class CheckpointManager:
         if self._identity is None or not self._snapshots.kept:
             return
         captured = capture(tracked)
+        if captured.cuts:
+            return  # a restart needs the parts of other nodes, too: those are on disk
         health = judge_health(meta.signs).status
         self._snapshots.keep(self._draft(meta, self._identity, captured, health), self._shards(captured), captured)
 
@@ -287,6 +289,7 @@ class CheckpointManager:
             model=captured.model,
             opt=captured.opt,
             own=own,
+            cuts=captured.cuts,
             rank=self._group.rank,
             world_size=self._group.size,
             prefix=self._prefix,

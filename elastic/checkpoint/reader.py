@@ -16,14 +16,14 @@ from elastic.checkpoint.foreign import read_foreign
 from elastic.checkpoint.layout import TRACKER, CommitRecord, build_tracker
 from elastic.checkpoint.manifest import Manifest
 from elastic.checkpoint.memory import MemoryTier
-from elastic.checkpoint.reading import read_iteration, read_manifest
+from elastic.checkpoint.reading import read_iteration, read_manifest, read_own_parts
 from elastic.checkpoint.recalling import captured_from, decide, fetch, from_plain, offer_of
 from elastic.checkpoint.restored import Restored
 from elastic.checkpoint.restoring import Attempt, Plan, plan_restore
 from elastic.checkpoint.rng import apply_rng
 from elastic.checkpoint.root import RootIdentity
 from elastic.checkpoint.seams import Committer, Group, Settings
-from elastic.checkpoint.state import Captured, prepare
+from elastic.checkpoint.state import Captured, prepare, wanted_cuts
 from elastic.checkpoint.storage import Storage
 from elastic.checkpoint.survey import VISIBLE_POLL_S, VISIBLE_WITHIN_S, judge
 from elastic.clock import SYSTEM_CLOCK, Clock
@@ -83,7 +83,8 @@ class Reader:
             return recalled
         faults = []
         for attempt in plan.attempts:
-            fault = self._try(attempt, plan, tracked, partial(self._read, attempt, plan, self._source(attempt, plan)))
+            source = self._source(attempt, plan, tracked)
+            fault = self._try(attempt, plan, tracked, partial(self._read, attempt, plan, source, tracked))
             if isinstance(fault, Restored):
                 self._tell_passed(plan, attempt.iteration)
                 return fault
@@ -252,10 +253,15 @@ class Reader:
                 return
             self._clock.sleep(VISIBLE_POLL_S)
 
-    def _source(self, attempt: Attempt, plan: Plan) -> Storage:
-        """What to read from, once it is visible here: with load_balanced, what all ranks have read together."""
+    def _source(self, attempt: Attempt, plan: Plan, tracked: Mapping[str, Any]) -> Storage:
+        """What to read from, once it is visible here: with load_balanced, what all ranks have read together.
+
+        Where each rank needs only its parts there is nothing to balance.
+        """
         self._await_visible(attempt)
         if not self._settings.load_balanced or self._group.size == 1 or attempt.manifest_digest is None:
+            return self._storage
+        if wanted_cuts({}, tracked):
             return self._storage
         try:
             digest = attempt.manifest_digest
@@ -270,7 +276,9 @@ class Reader:
             attempt.directory, manifest, storage=self._storage, group=self._group, weights_only=weights_only
         )
 
-    def _read(self, attempt: Attempt, plan: Plan, source: Storage) -> tuple[Captured, Manifest | None]:
+    def _read(
+        self, attempt: Attempt, plan: Plan, source: Storage, tracked: Mapping[str, Any]
+    ) -> tuple[Captured, Manifest | None]:
         if attempt.manifest_digest is None:
             if not plan.weights_only:
                 raise CheckpointError(
@@ -283,8 +291,14 @@ class Reader:
                 "it was saved with no_save_optim and holds weights only, so training cannot be continued from it. "
                 "Set checkpoint.load_path to it, no_load_optim: True and another save_path to start from its weights."
             )
-        captured = read_iteration(attempt.directory, manifest, storage=source, weights_only=plan.weights_only)
-        return captured, manifest
+        directory, weights_only = attempt.directory, plan.weights_only
+        if not (cuts := wanted_cuts(manifest.values, tracked)):
+            return read_iteration(directory, manifest, storage=source, weights_only=weights_only), manifest
+        rank = self._group.rank
+        return (
+            read_own_parts(directory, manifest, storage=source, cuts=cuts, rank=rank, weights_only=weights_only),
+            manifest,
+        )
 
     def _restored(self, attempt: Attempt, plan: Plan, manifest: Manifest | None) -> Restored:
         reason = f"{attempt.directory}: {attempt.reason}"

@@ -100,15 +100,16 @@ class Snapshots:
 
     def _take(self, draft: Manifest, shards: Sequence[Shard], captured: Captured, *, keep: bool) -> Taken | None:
         begun_s = self._clock.monotonic_s()
-        rest = _rest(captured, shards) if self.kept else []
+        kept = self.kept and not captured.cuts  # of parts a restart needs those of other nodes, too
+        rest = _rest(captured, shards) if kept else []
 
         def take(tier: MemoryTier) -> Taken | None:
-            return tier.take(draft, [*shards, *rest], rank=self._rank, whole=self.kept, keep=keep)
+            return tier.take(draft, [*shards, *rest], rank=self._rank, whole=kept, keep=keep)
 
         taken = self._guarded(take)
         if taken is None:
             self._skipped += self._tier is not None
-        elif self.kept:
+        elif kept:
             self._tell(draft, taken, begun_s)
         return taken
 
