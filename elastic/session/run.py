@@ -238,6 +238,7 @@ class Session:
             device=self.world.device,
             batch_size=self.settings.training.micro_batch_size,
             seed=self.settings.training.seed,
+            lockstep=any(each.lockstep for each in self._strategies),
         )
 
     def steps(self, data: Any, *, collate_fn: Collate | None = None) -> Iterator[Step]:

@@ -9,9 +9,20 @@ import pytest
 import torch
 from torch import nn
 
+from elastic.config.load import with_overrides
+from elastic.config.model import Settings
+from elastic.data.stream import ShardStream
 from elastic.distributed.fsdp import ELEMENTWISE, not_dealt, units_of
+from elastic.distributed.group import Alone
+from elastic.errors import UsageError
+from elastic.session.evaluation import evaluate
+from elastic.session.parallel import lay_out
 from elastic.session.run import Session
+from elastic.session.source import DataSource
+from elastic.world import World
 from jobs.gpt import GPT, GPTConfig
+from tests.harness.ranks import run_tensor_ranks
+from tests.harness.training import course as make_course
 
 
 def named(model, units):
@@ -91,3 +102,47 @@ def test_a_grad_scaler_is_refused_with_the_remedy(tmp_path, monkeypatch, caplog)
     with pytest.raises(SystemExit):
         track()
     assert "use bfloat16" in caplog.text
+
+
+def test_an_evaluation_in_lockstep_measures_equally_often_and_says_the_same():
+    rows = DataSource(dataset=torch.arange(23.0))
+
+    def work(group, lockstep=True):
+        times = []
+
+        def measure(batch):
+            times.append(len(batch))
+            return {"mean": (batch.sum(), len(batch))}
+
+        found = evaluate(rows, measure, group=group, device="cpu", batch_size=5, seed=0, lockstep=lockstep)
+        return found["mean"], len(times)
+
+    assert work(Alone()) == (11.0, 5)
+    for size in (2, 3, 4, 7):
+        assert set(run_tensor_ranks(size, work)) == {(11.0, -(-5 // size))}
+
+
+def test_stand_ins_are_the_first_micro_batch_and_no_part_of_the_account():
+    course = make_course(rank=2, size=3)  # 4 slots: 2, 1, 1
+    loader = course._loader
+    first = next(make_course(rank=0, size=3)._loader.next_step())
+    own = list(loader.next_step())
+    stand_in = loader.stand_in()
+    assert (stand_in.slot, stand_in.samples) == (0, first.samples)
+    assert all(map(torch.equal, stand_in.batch, first.batch))
+    assert own[0].slot == 3
+    assert loader.commit() == 10
+
+
+def test_a_stream_has_no_stand_ins():
+    course = make_course(rank=2, size=3, data=ShardStream(lambda shard, epoch, state=None: iter(()), shards=4))
+    with pytest.raises(UsageError, match="a multiple of micro_batch_size times the number of workers"):
+        course._loader.stand_in()
+
+
+def test_exact_numerics_need_replicas():
+    settings = with_overrides(Settings(), {"strategy": "fsdp2", "numerics": "exact"})
+    with pytest.raises(UsageError, match=r"needs training\.strategy: replicate"):
+        lay_out(nn.Linear(1, 1), settings, world=World(), group=Alone())
+    alone = with_overrides(Settings(), {"strategy": "fsdp2"})
+    assert not lay_out(nn.Linear(1, 1), alone, world=World(), group=Alone()).lockstep
