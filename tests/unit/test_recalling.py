@@ -13,6 +13,7 @@ from elastic.checkpoint.layout import CommitRecord, Health
 from elastic.checkpoint.memory import MemoryTier, Places
 from elastic.checkpoint.recalling import Offer, pick
 from elastic.checkpoint.room import Room
+from elastic.history import newest_manifest
 from tests.harness.checkpoints import Bench, make_run, meta, same
 from tests.harness.ranks import run_tensor_ranks
 
@@ -148,6 +149,24 @@ def test_a_copy_of_a_line_that_was_left_is_not_taken(tmp_path):
     assert (restored.iteration, restored.tier) == (10, "disk")
     told = [event.text for event in bench.events if event.kind == "notice"]
     assert any("others have gone on in generation 2" in text for text in told)
+
+
+def test_a_save_that_was_lost_is_made_up_for(tmp_path):
+    bench = Bench(tmp_path / "root")
+    live(bench, tmp_path, 1, generation=1, to=25, save_at=10)
+    tier = open_tier(tmp_path / "node0")
+    run = make_run(seed=4)
+    manager = bench.manager(generation=2, tier=tier, memory_every_steps=1)
+    assert manager.restore(run.tracked).iteration == 25
+    assert manager.behind(25), "the save of iteration 20 never came"
+    assert not manager.behind(19)
+    assert manager.save(run.tracked, meta(25, generation=2)).saved
+    assert not manager.behind(29)
+    assert bench.committer.kept.iteration == 25
+    # The chain of what was committed goes on, so that a fallback finds its way.
+    chain = newest_manifest(bench.root).ancestors
+    assert len(chain) == 1
+    tier.close()
 
 
 def test_weights_alone_are_not_kept(tmp_path):
