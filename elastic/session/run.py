@@ -227,9 +227,10 @@ class Session:
             measure: of one micro-batch, on this worker's device: name -> (sum, weight), as with losses.
 
         Returns:
-            name -> sum of all sums over sum of all weights, on every rank. All ranks must call this alike.
+            name -> sum of all sums over sum of all weights, on every rank. All ranks must call this alike. It is an
+            event too, once there are steps.
         """
-        return evaluate(
+        found = evaluate(
             self.loader(dataset, collate_fn=collate_fn),
             measure,
             group=self._group,
@@ -237,6 +238,9 @@ class Session:
             batch_size=self.settings.training.micro_batch_size,
             seed=self.settings.training.seed,
         )
+        if self.world.rank == 0 and self._course is not None:
+            self._report(self._course.evaluated(found, self._open_step))
+        return found
 
     def steps(self, data: Any, *, collate_fn: Collate | None = None) -> Iterator[Step]:
         """Restore what is tracked, then yield the steps still to do. All ranks must leave the loop at the same step.
