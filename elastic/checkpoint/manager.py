@@ -92,8 +92,10 @@ class CheckpointManager:
             clock=clock,
         )
 
-    def restore(self, tracked: Mapping[str, Any]) -> Restored:
+    def restore(self, tracked: Mapping[str, Any], *, durable_only: bool = False) -> Restored:
         """Put the state to start from into the tracked objects, or leave them where the run begins.
+
+        `durable_only`: not from memory, where the newest steps are the ones that one wants to be rid of.
 
         Raises:
             NothingToRestore: state should be there and is not.
@@ -113,7 +115,7 @@ class CheckpointManager:
             nonce=self._nonce,
             clock=self._clock,
             generation=self._generation,
-            tier=self._snapshots.tier,
+            tier=None if durable_only else self._snapshots.tier,
         )
         restored = reader.restore(tracked)
         if restored.own:

@@ -324,10 +324,12 @@ class Session:
         if not rolls_back:
             return
         self._manager.settle()
-        restored = self._manager.restore(self._tracked)
+        restored = self._manager.restore(self._tracked, durable_only=True)
         if not restored.own:
             raise LossNotFinite(f"{step.skipped}, and nothing was saved yet that one could roll back to")
         course.roll_back(restored, skip_to=step.stop, reason=f"{step.skipped}: rolled back")
+        # At once, so that copies in memory of what was given up go on from nothing any more.
+        self._manager.save(self._tracked, course.save_meta())
 
     def _tell_restart(self, restored: Restored) -> None:
         training = self.settings.training
