@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable
 
+from elastic.clock import SYSTEM_CLOCK, Clock
 from elastic.errors import StoreError
 from elastic.rendezvous.apart import Part, all_of, moved, part_from_json, part_of
 from elastic.rendezvous.keys import Keys
@@ -14,13 +15,23 @@ from elastic.rendezvous.kv import KeyValueStore, Update, Watch
 from elastic.rendezvous.model import Phase, Seat, World, world_from_json
 
 _log = logging.getLogger(__name__)
+_QUIET_S = 60.0
 
 
 class WorldWatch:
     """Reads without blocking; `on_change` is called from the watch's thread, without locks."""
 
-    def __init__(self, store: KeyValueStore, *, keys: Keys, agent: str, on_change: Callable[[], None]) -> None:
-        self._store, self._keys, self._agent, self._on_change = store, keys, agent, on_change
+    def __init__(
+        self,
+        store: KeyValueStore,
+        *,
+        keys: Keys,
+        agent: str,
+        on_change: Callable[[], None],
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._store, self._keys, self._agent, self._on_change, self._clock = store, keys, agent, on_change, clock
+        self._quiet_until_s = 0.0
         self._key = keys.world
         self._part = Part(generation=0, seats=())
         self._changed = threading.Condition()
@@ -115,7 +126,10 @@ class WorldWatch:
         self._on_change()
 
     def _on_break(self, reason: str) -> None:
-        _log.info("the watch of the world broke (%s); it mends itself", reason)
+        now_s = self._clock.monotonic_s()
+        if now_s >= self._quiet_until_s:  # it breaks at each try to mend it
+            self._quiet_until_s = now_s + _QUIET_S
+            _log.info("the watch of the world broke (%s); it mends itself", reason)
 
     def _seated(self, world: World) -> World:
         """The world with this agent's seat, where that can be told from the seat it had."""

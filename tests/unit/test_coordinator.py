@@ -5,11 +5,14 @@ import time
 
 import pytest
 
+from elastic.clock import ManualClock
 from elastic.errors import Preempted
 from elastic.events import Cause, NodeLost, Outcome
+from elastic.rendezvous.keys import Keys
 from elastic.rendezvous.lost_world import restorable
 from elastic.rendezvous.memory import MemoryServer, MemoryStore
 from elastic.rendezvous.model import FailureReport
+from elastic.rendezvous.world_watch import WorldWatch
 from tests.harness.agents import Job
 
 
@@ -229,3 +232,19 @@ def test_a_stopped_agent_leaves_no_key_behind(make_job, server):
     a.stop()
     a.coordinator.done()
     assert [entry.key for entry in server.read(lambda key: True).entries if entry.lease] == []
+
+
+def test_a_watch_that_breaks_again_and_again_says_so_once_a_minute(caplog):
+    clock = ManualClock()
+    watch = WorldWatch(
+        MemoryStore(MemoryServer()),
+        keys=Keys.of(prefix="/p", job_id="j"),
+        agent="a",
+        on_change=lambda: None,
+        clock=clock,
+    )
+    with caplog.at_level("INFO", logger="elastic.rendezvous.world_watch"):
+        for _ in range(180):
+            watch._on_break("connection refused")
+            clock.sleep(0.5)
+    assert len(caplog.records) == 2
