@@ -78,7 +78,8 @@ def _contents(one: str, other: str, storage: Storage) -> Iterator[Change]:
         left, right = a[name][1], b[name][1]
         if (left.dtype, left.shape) == (right.dtype, right.shape):
             try:
-                at = _first_difference((os.path.join(one, a[name][0]), left), (os.path.join(other, b[name][0]), right))
+                places = (os.path.join(one, a[name][0]), left), (os.path.join(other, b[name][0]), right)
+                at = _first_difference(*places, storage=storage)
             except OSError as error:
                 raise CheckpointDamaged(f"{name} cannot be read: {error}") from error
             if at is not None:
@@ -87,14 +88,15 @@ def _contents(one: str, other: str, storage: Storage) -> Iterator[Change]:
                 )
 
 
-def _first_difference(one: tuple[str, TensorEntry], other: tuple[str, TensorEntry]) -> int | None:
-    with open(one[0], "rb") as a, open(other[0], "rb") as b:
-        a.seek(one[1].begin)
-        b.seek(other[1].begin)
-        left = one[1].end - one[1].begin
-        for at in range(0, left, _CHUNK_BYTES):
-            size = min(_CHUNK_BYTES, left - at)
-            first, second = a.read(size), b.read(size)
-            if first != second:
-                return at + next(n for n in range(size) if first[n : n + 1] != second[n : n + 1])
+def _first_difference(
+    one: tuple[str, TensorEntry], other: tuple[str, TensorEntry], *, storage: Storage
+) -> int | None:  # fmt: skip
+    left = one[1].end - one[1].begin
+    for at in range(0, left, _CHUNK_BYTES):
+        size = min(_CHUNK_BYTES, left - at)
+        first, second = (
+            storage.read_part(path, entry.begin + at, entry.begin + at + size) for path, entry in (one, other)
+        )
+        if first != second:
+            return at + next(n for n in range(size) if first[n : n + 1] != second[n : n + 1])
     return None

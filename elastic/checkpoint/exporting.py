@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from elastic.checkpoint.header import DTYPE_BITS, METADATA_KEY, TensorEntry, read_header
 from elastic.checkpoint.huggingface import INDEX, build_index, file_names, split
 from elastic.checkpoint.layout import MANIFEST, MAX_JSON_BYTES, ShardKind, parse_shard_name
+from elastic.checkpoint.locating import is_url
 from elastic.checkpoint.manifest import Manifest
 from elastic.checkpoint.storage import Storage
 from elastic.checkpoint.survey import read_small
@@ -45,6 +46,8 @@ def export_weights(
         CheckpointDamaged: a file is not what its manifest says.
         CheckpointError: it could not be written.
     """
+    if is_url(directory):
+        raise UsageError(f"{directory} is a URL: export into a local directory, and copy that")
     if os.path.lexists(directory):
         raise UsageError(f"{directory} is there already: name a new directory to export into")
     manifest = _manifest(iteration, storage)
@@ -56,7 +59,7 @@ def export_weights(
     try:
         storage.make_dir(temp)
         for name, group in zip(names, groups, strict=True):
-            _write_file(os.path.join(temp, name), [sources[each] for each in group])
+            _write_file(os.path.join(temp, name), [sources[each] for each in group], storage)
         if len(groups) > 1:
             places = {each: name for name, group in zip(names, groups, strict=True) for each in group}
             storage.write(os.path.join(temp, INDEX), build_index(places, total_bytes=total_bytes))
@@ -98,7 +101,7 @@ def _sources(iteration: str, manifest: Manifest, storage: Storage) -> dict[str, 
         try:
             if storage.facts(path) != facts:
                 raise CheckpointDamaged(f"{name} is not what was written: its checksum does not match")
-            sources |= {entry.name: _Source(path=path, entry=entry) for entry in read_header(path)}
+            sources |= {entry.name: _Source(path=path, entry=entry) for entry in read_header(path, storage=storage)}
         except (OSError, ValueError) as error:
             raise CheckpointDamaged(f"{name}: {error}") from error
     odd = [name for name in sources if notes.get(name, {}).get("dtype") == "complex128"]
@@ -107,7 +110,7 @@ def _sources(iteration: str, manifest: Manifest, storage: Storage) -> dict[str, 
     return dict(sorted(sources.items()))
 
 
-def _write_file(path: str, sources: Sequence[_Source]) -> None:
+def _write_file(path: str, sources: Sequence[_Source], storage: Storage) -> None:
     # Wide elements first, as the format's library does, so that every tensor lies on a multiple of its element's size.
     ordered = sorted(sources, key=lambda each: (-_element_bits(each.entry), each.entry.name))
     header: dict[str, object] = {METADATA_KEY: {"format": "pt"}}
@@ -125,15 +128,12 @@ def _write_file(path: str, sources: Sequence[_Source]) -> None:
     with open(path, "xb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for each in ordered:
-            with open(each.path, "rb") as source:
-                source.seek(each.entry.begin)
-                left = _size(each.entry)
-                while left:
-                    chunk = source.read(min(left, _CHUNK_BYTES))
-                    if not chunk:
-                        raise OSError(f"{each.path} ended while it was read")
-                    file.write(chunk)
-                    left -= len(chunk)
+            for start in range(each.entry.begin, each.entry.end, _CHUNK_BYTES):
+                stop = min(start + _CHUNK_BYTES, each.entry.end)
+                chunk = storage.read_part(each.path, start, stop)
+                if len(chunk) != stop - start:
+                    raise OSError(f"{each.path} ended while it was read")
+                file.write(chunk)
         file.flush()
         os.fsync(file.fileno())
 
