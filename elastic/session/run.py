@@ -25,7 +25,6 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from elastic.checkpoint.manager import CheckpointManager
 from elastic.checkpoint.restored import Restored
 from elastic.checkpoint.root import claim
 from elastic.checkpoint.seams import LockCommitter
@@ -47,11 +46,12 @@ from elastic.session.course import Course
 from elastic.session.ending import end_worker
 from elastic.session.evaluation import Measure, evaluate
 from elastic.session.leaving import LeaveOnSignal
-from elastic.session.memory import open_memory
+from elastic.session.pacing import Pacer
 from elastic.session.parallel import check_tracked, lay_out
 from elastic.session.place import check_same_root, connect
 from elastic.session.randomness import seed_everything
 from elastic.session.reporter import Reporter
+from elastic.session.roots import open_manager
 from elastic.session.source import DataSource
 from elastic.session.step import Step
 from elastic.world import World
@@ -124,15 +124,14 @@ class Session:
         committer = choose_committer(self._link, world=world, save_path=save_path, clock=self._clock)
         if isinstance(committer, LockCommitter):
             self._stack.callback(committer.close)
-        self._manager = CheckpointManager(
+        self._manager = open_manager(
             self.settings.checkpoint,
-            identity=identity,
+            identity,
+            world=world,
             group=self._group,
             committer=committer,
-            emit=self._report,
             clock=self._clock,
-            generation=world.generation,
-            tier=open_memory(world, self.settings.checkpoint, emit=self._report),
+            emit=self._report,
         )
         self._stack.callback(self._manager.close)
         seed_everything(self.settings.training.seed)
@@ -273,11 +272,15 @@ class Session:
             likeness=likeness,
         )
         self._stack.callback(course.close)
-        self._tell_restart(restored)
         if restored.own:
             self._take_up(course)
+        pacer = Pacer(
+            self.settings.checkpoint, manager=self._manager, group=self._group, clock=self._clock, emit=self._report,
+            events=self._report.path.parent,
+        )  # fmt: skip
+        pacer.begin(course.iteration)
         self._stack.enter_context(self._leaving)  # not before: there is nothing to save until here
-        yield from self._run(course)
+        yield from self._run(course, pacer)
 
     def _take_up(self, course: Course) -> None:
         """What a new generation begins with, so that the next fault finds no less than this one did."""
@@ -295,7 +298,7 @@ class Session:
         check_alike(own, recorded=recorded_in(restored.settings) if restored.own else None, group=self._group)
         return own
 
-    def _run(self, course: Course) -> Iterator[Step]:
+    def _run(self, course: Course, pacer: Pacer) -> Iterator[Step]:
         manager = self._manager
         scaled = any(isinstance(each, torch.amp.GradScaler) for each in self._tracked.values())
         while not course.finished:
@@ -315,12 +318,13 @@ class Session:
             regroup = course.commit(step)
             if step.skipped:
                 self._after_skip(course, step)
-            manager.advance(all_ready=step.totals is not None and step.totals.saves_ready)
+            pacer.after_save(manager.advance(all_ready=step.totals is not None and step.totals.saves_ready))
             last = regroup or course.finished
             if last or manager.due(course.iteration, counted=course.counted):
                 saved = manager.save(self._tracked, course.save_meta(), wait=last)
                 if course.finished and self.settings.checkpoint.enable_save and not saved.saved:
                     raise CheckpointError(f"the last step of the run could not be saved: {saved.reason}")
+                pacer.after_save(saved)
             elif manager.snapshot_due(course.iteration):
                 manager.snapshot(self._tracked, course.save_meta())
             if regroup and not course.finished:
@@ -341,14 +345,3 @@ class Session:
         course.roll_back(restored, skip_to=step.stop, reason=f"{step.skipped}: rolled back")
         # At once, so that copies in memory of what was given up go on from nothing any more.
         self._manager.save(self._tracked, course.save_meta())
-
-    def _tell_restart(self, restored: Restored) -> None:
-        training = self.settings.training
-        slots = -(-training.global_batch_size // training.micro_batch_size)
-        if self.world.size > slots and self.world.rank == 0:
-            self._report(
-                Notice(
-                    text=f"{self.world.size - slots} of {self.world.size} workers have nothing to do: the global batch "
-                    f"of {training.global_batch_size} is {slots} micro-batches of {training.micro_batch_size}"
-                )
-            )
