@@ -114,7 +114,7 @@ def _deliver(
     for each in deliveries:
         sends = group.rank == places.leads[each.source]
         keeps = places.lead and places.mine in each.targets
-        data, problem = _send(each, stock.paths[each.name] if sends else None, keeps, stock.storage, group)
+        data, problem = send(each, stock.paths[each.name] if sends else None, keeps, stock.storage, group)
         if problem is None and keeps:
             problem = fault_of(bytes(data), files[each.name], name=each.name)
         if keeps:
@@ -123,10 +123,11 @@ def _deliver(
     return received, fault
 
 
-def _send(
-    each: Delivery, path: str | None, keeps: bool, storage: Storage, group: Group
-) -> tuple[bytearray, str | None]:
-    """One file to whoever keeps it. Bytes are added as integers, and all but the sender add 0."""
+def send(each: Delivery, path: str | None, keeps: bool, storage: Storage, group: Group) -> tuple[bytearray, str | None]:
+    """One file to whoever keeps it, and what was wrong. Every rank calls it; `path`: where the sender has it.
+
+    Bytes are added as integers, and all but the sender add 0. Raises PeerLost.
+    """
     data = bytearray()
     fault = None
     for start in range(0, each.size_bytes, CHUNK_BYTES):

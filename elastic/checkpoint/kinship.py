@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from elastic.checkpoint.layout import IDENTITY
 from elastic.checkpoint.places import Places, share
-from elastic.checkpoint.root import RootIdentity
+from elastic.checkpoint.root import RootIdentity, identity_bytes
 from elastic.checkpoint.seams import Committer, Group
 from elastic.checkpoint.storage import Storage
 from elastic.checkpoint.survey import survey
@@ -79,7 +78,7 @@ def one_identity(
         )
     agreed = RootIdentity(job_id=identity.job_id, lineage=verdict.lineage)
     if places.lead and agreed != identity:
-        storage.replace(os.path.join(root, IDENTITY), json.dumps(asdict(agreed), indent=1).encode())
+        storage.replace(os.path.join(root, IDENTITY), identity_bytes(agreed))
     share(group, None)
     return agreed
 

@@ -6,6 +6,7 @@ import importlib.util
 import logging
 import os
 import re
+from collections.abc import Callable
 
 from elastic.checkpoint.manifest import FileFacts
 from elastic.checkpoint.object_storage import ObjectStorage
@@ -33,8 +34,10 @@ def local_dir(root: str) -> str:
     )
 
 
-def storage_for(*paths: str, clock: Clock = SYSTEM_CLOCK) -> Storage:
-    """A storage that serves these paths, and any local one.
+def storage_for(
+    *paths: str, clock: Clock = SYSTEM_CLOCK, tell: Callable[[str], None] = _log.warning
+) -> Storage:  # fmt: skip
+    """A storage that serves these paths, and any local one. `tell` hears of each request that is repeated.
 
     Raises:
         UsageError: an object store that cannot be used here, or a URL that holds a secret.
@@ -50,16 +53,16 @@ def storage_for(*paths: str, clock: Clock = SYSTEM_CLOCK) -> Storage:
                 f"a URL of {protocol}:// holds credentials or options: leave them out and give them by the environment "
                 "(AWS_ACCESS_KEY_ID, AWS_PROFILE, AWS_ENDPOINT_URL and their kin)"
             )
-        stores.setdefault(protocol, _object_storage(protocol, clock))
+        stores.setdefault(protocol, _object_storage(protocol, clock, tell))
     return AnyStorage(stores)
 
 
-def _object_storage(protocol: str, clock: Clock) -> Storage:
+def _object_storage(protocol: str, clock: Clock, tell: Callable[[str], None]) -> Storage:
     if importlib.util.find_spec("fsspec") is None:
         raise UsageError(f"{protocol}:// needs fsspec: pip install 'elastic-training[object-store]'")
     from elastic.checkpoint.object_fs import FsspecStore
 
-    return ObjectStorage(PatientStore(FsspecStore(protocol), clock=clock, tell=_log.warning))
+    return ObjectStorage(PatientStore(FsspecStore(protocol), clock=clock, tell=tell))
 
 
 class AnyStorage:

@@ -109,9 +109,7 @@ class CheckpointManager:
         begun_s = self._clock.monotonic_s()
         # What cannot be saved must come to light before the first step, not at the first save.
         if self._settings.enable_save:
-            captured = capture(tracked, weights_only=self._settings.no_save_optim)
-            self._taker.check(captured)
-            self._snapshots.check(captured)
+            self._snapshots.check(capture(tracked, weights_only=self._settings.no_save_optim))
         reader = Reader(
             self._settings,
             self._identity,

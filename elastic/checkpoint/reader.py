@@ -116,8 +116,8 @@ class Reader:
         return Restored(reason=plan.reason, lineage=self._lineage(""))
 
     def _from_disk(self, attempt: Attempt, plan: Plan, tracked: Mapping[str, Any]) -> Restored | str:
-        # Where each rank needs only its parts there is nothing to balance.
-        source = self._supply.source(attempt, plan, whole=not wanted_cuts({}, tracked))
+        parts = bool(wanted_cuts({}, tracked))  # where each rank needs only its parts there is nothing to balance
+        source = self._supply.source(attempt, plan, balanced=not parts)
         return self._try(attempt, plan, tracked, partial(self._read, attempt, plan, source, tracked))
 
     def _plan(self) -> Plan:

@@ -55,7 +55,7 @@ def claim(
         _refuse_foreign(root, storage)
         fresh = RootIdentity(job_id=nonce() if job_id in _UNNAMED else str(job_id), lineage=nonce())
         try:
-            storage.create(path, _to_bytes(fresh))
+            storage.create(path, identity_bytes(fresh))
             if not is_url(root):
                 storage.sync_dir(os.path.dirname(os.path.abspath(root)))  # the root's own name is new, too
         except OSError as error:
@@ -117,7 +117,8 @@ def _refuse_foreign(root: str, storage: Storage) -> None:
         )
 
 
-def _to_bytes(identity: RootIdentity) -> bytes:
+def identity_bytes(identity: RootIdentity) -> bytes:
+    """The text of the identity file, with a checksum of its own."""
     plain: dict[str, Any] = asdict(identity)
     text = json.dumps(plain, indent=1)
     return json.dumps({**plain, "crc32": zlib.crc32(text.encode())}, indent=1).encode()
@@ -130,7 +131,7 @@ def _read(path: str, storage: Storage) -> RootIdentity:
         identity = RootIdentity(
             job_id=take(plain, "job_id", str, what=IDENTITY), lineage=take(plain, "lineage", str, what=IDENTITY)
         )
-        if plain.keys() != _PLAIN and _to_bytes(identity) != data:
+        if plain.keys() != _PLAIN and identity_bytes(identity) != data:
             raise ValueError(f"{IDENTITY} is not what was written: its checksum does not match")
         return identity
     except (OSError, ValueError) as error:

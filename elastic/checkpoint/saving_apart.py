@@ -10,14 +10,17 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from elastic.checkpoint.background import Pending, Start, at_once
-from elastic.checkpoint.checksums import CHUNK_BYTES, facts_of
+from elastic.checkpoint.checksums import CHUNK_BYTES, facts_of, fault_of
 from elastic.checkpoint.commit import Outcome, Save, Saving, attempt, begin, failed, free_place, stored, write_image
+from elastic.checkpoint.exchange import send
+from elastic.checkpoint.holdings import Delivery
 from elastic.checkpoint.image import Image
 from elastic.checkpoint.layout import COMMON, MANIFEST, METADATA, CommonInfo, iteration_dir, temp_name
 from elastic.checkpoint.manifest import FileFacts, Manifest, record_of
@@ -109,8 +112,11 @@ class ApartSaving:
         if texts["fault"] is not None:
             return self._give_up(texts["fault"])
         self._texts = texts["value"]
+        arrived = self._complete(found)
         # 3.-6. The other files, the manifest last, and the real name.
-        self._working = (self._start if self._places.lead else at_once)(lambda: attempt(lambda: self._publish(found)))
+        self._working = (self._start if self._places.lead else at_once)(
+            lambda: attempt(lambda: self._publish(found, arrived))
+        )
         return None
 
     def _write(self, images: Callable[[], Sequence[Image]]) -> list[dict[str, Any]]:
@@ -119,9 +125,34 @@ class ApartSaving:
             return []
         return [write_image(self._temp, each, self._storage) for each in mine]
 
-    def _publish(self, found: Gathered) -> None:
+    def _complete(self, found: Gathered) -> str | None:
+        """Give each place the files that only others wrote, parts of a state that no rank has whole; what failed here.
+
+        So a place that is lost takes nothing with it. Training waits for this, since messages need all ranks.
+        """
+        fault: str | None = None
+        for name, facts in {each["name"]: _facts(each["facts"]) for each in found.shards}.items():
+            holders = [place for place in found.kept_by if name in found.files_of[place]]
+            targets = tuple(place for place in found.kept_by if place not in holders)
+            if not targets:
+                continue
+            path = os.path.join(self._temp, name)
+            delivery = Delivery(name=name, size_bytes=facts.size_bytes, source=holders[0], targets=targets)
+            sends = self._group.rank == self._places.leads[holders[0]]
+            keeps = self._places.lead and self._places.mine in targets
+            data, problem = send(delivery, path if sends else None, keeps, self._storage, self._group)
+            if keeps:
+                problem = problem or fault_of(bytes(data), facts, name=name)
+                problem = problem or attempt(partial(self._storage.write, path, bytes(data)))["fault"]
+                fault = fault or problem
+        return fault
+
+    def _publish(self, found: Gathered, missing: str | None) -> None:
         if not self._places.lead:
             return
+        if missing is not None:
+            self._storage.remove_tree(self._temp)
+            raise OSError(missing)
         if self._places.mine not in found.kept_by:
             self._storage.remove_tree(self._temp)
             return

@@ -99,9 +99,9 @@ def read_whole(tensor: Stored, *, storage: Storage) -> Iterator[bytes]:
             yield from _read(path, entry.begin + run * each, each, storage)
 
 
-def _read(path: str, begin: int, left: int, storage: Storage) -> Iterator[bytes]:
-    for start in range(begin, begin + left, _CHUNK_BYTES):
-        stop = min(start + _CHUNK_BYTES, begin + left)
+def _read(path: str, begin: int, size_bytes: int, storage: Storage) -> Iterator[bytes]:
+    for start in range(begin, begin + size_bytes, _CHUNK_BYTES):
+        stop = min(start + _CHUNK_BYTES, begin + size_bytes)
         chunk = storage.read_part(path, start, stop)
         if len(chunk) != stop - start:
             raise OSError(f"{path} ended while it was read")

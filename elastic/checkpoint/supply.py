@@ -69,15 +69,11 @@ class Supply:
         self._brought = digest if fault is None else None
         return fault
 
-    def source(self, attempt: Attempt, plan: Plan, *, whole: bool = True) -> Storage:
-        """What to read from, once it is visible here: with load_balanced, what all ranks have read together.
-
-        `whole`: whether every rank needs all of it.
-        """
+    def source(self, attempt: Attempt, plan: Plan, *, balanced: bool) -> Storage:
+        """What to read from, once it is visible here: with load_balanced, what all ranks have read together."""
         if self._brought is None or self._brought != attempt.manifest_digest:
             self._await_visible(attempt)
-        balanced = self._settings.load_balanced and whole and self._group.size > 1
-        if not balanced or attempt.manifest_digest is None:
+        if not balanced or not self._settings.load_balanced or self._group.size == 1 or attempt.manifest_digest is None:
             return self._storage
         try:
             digest = attempt.manifest_digest

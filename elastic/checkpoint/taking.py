@@ -12,30 +12,19 @@ from elastic.checkpoint.saving_apart import exchange, place_shards
 from elastic.checkpoint.seams import Group
 from elastic.checkpoint.shards import Shard, own_shards
 from elastic.checkpoint.state import Captured
-from elastic.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
 class Taker:
-    """`places`: the directories that save_path is, where nodes do not share one."""
+    """`places`: the directories that save_path is, where nodes do not share one; each keeps all there is.
+
+    Of a state that no node has whole, each writes its parts, and the save brings them together.
+    """
 
     group: Group
     places: Places | None
     prefix: str
     weights_only: bool
-
-    def check(self, captured: Captured) -> None:
-        """Refuse what could not be saved.
-
-        Raises:
-            UsageError: each node's directory holds a whole copy, and this node has only parts.
-        """
-        if self.places is not None and captured.cuts:
-            raise UsageError(
-                "training.strategy is fsdp2, so that each node holds only parts, but checkpoint.save_path is a "
-                "directory of its own on each node, and each is to hold everything. Give a save_path that all nodes "
-                "share, or training.strategy: replicate."
-            )
 
     def own(self) -> dict[str, Tensor]:
         """What only this rank has: its random states."""
@@ -52,9 +41,9 @@ class Taker:
 
     def to_save(self, captured: Captured, own: dict[str, Tensor]) -> list[Shard]:
         """The files that this rank writes. `own`: what `own_to_save` gave."""
-        if self.places is not None:
+        if self.places is not None and not captured.cuts:
             return place_shards(captured.model, captured.opt | own, places=self.places, prefix=self.prefix)
-        return self._shared(captured, own)
+        return self._shared(captured, self.own())
 
     def _shared(self, captured: Captured, own: dict[str, Tensor]) -> list[Shard]:
         return own_shards(

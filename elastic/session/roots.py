@@ -15,7 +15,7 @@ from elastic.checkpoint.storage import PosixStorage
 from elastic.clock import Clock
 from elastic.config.model import CheckpointSettings
 from elastic.distributed.group import Collectives
-from elastic.events import Emit, Notice
+from elastic.events import Emit, Notice, StorageRetried
 from elastic.session.memory import open_memory
 from elastic.world import World
 
@@ -32,7 +32,13 @@ def open_manager(
         group=group,
         committer=committer,
         emit=emit,
-        storage=storage_for(checkpoint.save_path, checkpoint.load_path, checkpoint.checkpoint_path, clock=clock),
+        storage=storage_for(
+            checkpoint.save_path,
+            checkpoint.load_path,
+            checkpoint.checkpoint_path,
+            clock=clock,
+            tell=lambda text: emit(StorageRetried(reason=text)),
+        ),
         clock=clock,
         generation=world.generation,
         tier=open_memory(world, checkpoint, emit=emit),

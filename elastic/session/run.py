@@ -37,7 +37,7 @@ from elastic.distributed.group import Alone, Collectives, choose_device, join
 from elastic.distributed.likeness import check_alike, measure
 from elastic.distributed.strategy import Strategy
 from elastic.errors import UsageError
-from elastic.events import GroupReady, Notice
+from elastic.events import GroupReady
 from elastic.lifetime import die_with_agent
 from elastic.link import Link, NoLink
 from elastic.plan.likeness import Likeness, recorded_in
@@ -266,7 +266,6 @@ class Session:
             likeness=likeness,
         )
         self._stack.callback(course.close)
-        self._tell_restart(restored)
         pacer = Pacer(
             self.settings.checkpoint,
             manager=self._manager,
@@ -299,14 +298,3 @@ class Session:
         own = measure(training, device=self.world.device, environ=self._environ)
         check_alike(own, recorded=recorded_in(restored.settings) if restored.own else None, group=self._group)
         return own
-
-    def _tell_restart(self, restored: Restored) -> None:
-        training = self.settings.training
-        slots = -(-training.global_batch_size // training.micro_batch_size)
-        if self.world.size > slots and self.world.rank == 0:
-            self._report(
-                Notice(
-                    text=f"{self.world.size - slots} of {self.world.size} workers have nothing to do: the global batch "
-                    f"of {training.global_batch_size} is {slots} micro-batches of {training.micro_batch_size}"
-                )
-            )

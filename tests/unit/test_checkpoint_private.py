@@ -9,17 +9,26 @@ import json
 import pytest
 import torch
 
+from elastic.checkpoint.commit import finish
+from elastic.checkpoint.draft import common_of, draft_of
 from elastic.checkpoint.holdings import Holding, copies_of, merge, route
+from elastic.checkpoint.image import heap_image
+from elastic.checkpoint.keeping import read_back
 from elastic.checkpoint.kinship import RootFacts, agree_lineage
-from elastic.checkpoint.layout import MANIFEST, TRACKER
+from elastic.checkpoint.layout import MANIFEST, TRACKER, ShardKind
 from elastic.checkpoint.manifest import digest
+from elastic.checkpoint.places import number
 from elastic.checkpoint.policy import Found
+from elastic.checkpoint.root import RootIdentity, claim
+from elastic.checkpoint.saving_apart import ApartSaving
 from elastic.checkpoint.seams import CommitVerdict
+from elastic.checkpoint.shards import Shard
 from elastic.checkpoint.storage import PosixStorage
 from elastic.errors import Fenced, NothingToRestore, RunMismatch
 from tests.harness.apart import Apart
 from tests.harness.checkpoints import make_run, meta, same
 from tests.harness.faulty_storage import Died, Fault, FaultyStorage
+from tests.harness.ranks import run_tensor_ranks
 
 
 @pytest.fixture(autouse=True)
@@ -137,6 +146,32 @@ class TestSaving:
         apart.committer.answer = granted
         assert apart.committer.kept.iteration == 5
         assert apart.path(1).joinpath(TRACKER).read_text() == "5"
+
+
+def test_parts_that_no_rank_has_whole_come_to_every_node(apart):
+    """As with parameters that are dealt out: each rank writes its own file, and a lost node takes nothing with it."""
+
+    def work(group):
+        root = str(apart.path(group.rank))
+        claim(root, job_id="job")
+        shard = Shard(
+            name=f"model-{group.rank:07d}-0000003.safetensors", kind=ShardKind.MODEL,
+            tensors={"w": torch.full((4, 2), float(group.rank))},
+        )  # fmt: skip
+        draft = draft_of(meta(5), identity=RootIdentity(job_id="job", lineage="l"), values={}, health=None,
+                         world_size=3, has_optimizer=False, ancestors=())  # fmt: skip
+        saving = ApartSaving(
+            draft, common_of(meta(5), {}, None), lambda: [heap_image(shard)], root=root, storage=PosixStorage(),
+            group=group, places=number(["x", "y", "z"], rank=group.rank), committer=apart.committer,
+            nonce=lambda: f"{group.rank}",
+        )  # fmt: skip
+        return finish(saving)
+
+    outcomes = run_tensor_ranks(3, work)
+    assert all(outcome.committed and not outcome.left_out for outcome in outcomes)
+    for place in range(3):
+        assert len(list(apart.iteration(place, 5).glob("model-*"))) == 3
+        assert read_back(str(apart.iteration(place, 5)), storage=PosixStorage()) is None
 
 
 class TestRestoring:
