@@ -6,8 +6,8 @@ PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-all transcripts tables demo bench-recovery bench-rendezvous bench-data bench-exact \
-  bench-overhead lint types clean
+.PHONY: help setup test test-all transcripts tables demo bench-recovery bench-rendezvous bench-checkpoint \
+  bench-data bench-exact bench-overhead lint types clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ demo: setup  ## train on 3 nodes, kill one, add one; ends with an account of it
 
 bench-recovery: setup  ## seconds from a fault to the next step, beside stock torchrun in the same run
 	@$(PY) -m tests.bench.recovery
+
+bench-checkpoint: setup  ## what a save costs and how long a restore takes, beside the peers and the machine's limits
+	@$(PY) -m tests.bench.checkpoint
 
 bench-rendezvous: setup  ## seconds until thousands of simulated agents agree, beside torch's own rendezvous
 	@$(PY) -m tests.bench.rendezvous

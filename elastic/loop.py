@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from elastic.config.model import Settings
 from elastic.job import Job
 from elastic.plan.batch_mode import BatchMode
@@ -29,7 +27,7 @@ def run_job(job: Job, settings: Settings) -> None:
                 for batch in step.micro_batches():
                     step.backward(job.loss(model, batch))
                 if job.max_grad_norm is not None:
-                    torch.nn.utils.clip_grad_norm_(model.parameters(), job.max_grad_norm)
+                    step.clip_grad_norm_(job.max_grad_norm)
                 if job.schedule is not None or settings.training.batch is BatchMode.PER_RANK:
                     factor = step.rate_factor * (1.0 if job.schedule is None else job.schedule(step.stop))
                     for group, rate in zip(optimizer.param_groups, base_rates, strict=True):

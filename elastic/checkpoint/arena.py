@@ -10,13 +10,14 @@ after everything else was; so a death at any instruction in between leaves an ar
 
 from __future__ import annotations
 
+import contextlib
 import json
 import mmap
 import os
 import struct
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -30,6 +31,7 @@ from elastic.failpoint import failpoint
 _MAGIC = b"ELASTIC1"
 _HEAD = struct.Struct("<8sQQQQ")
 _VALID = struct.Struct("<Q")
+_MADV_POPULATE_WRITE = 23
 _NOTE_STEP_BYTES = 1 << 16
 """The note's room is a multiple of it, so that images stay where they are when the note grows by a digit."""
 
@@ -51,6 +53,29 @@ class Held:
         return sum(len(each) for each in self.images.values())
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Layout:
+    """Which tensors an arena is laid out for, and where they go."""
+
+    key: tuple[object, ...]
+    plans: tuple[ImagePlan, ...]
+    places: list[int]
+    images_at: int = 0
+    data: mmap.mmap | None = None
+    images: tuple[Image, ...] = ()
+    targets: tuple[Tensor, ...] = ()
+
+    def at(self, view: memoryview, data: mmap.mmap | None, images_at: int) -> _Layout:
+        """The same for this memory, with everything to copy to."""
+        images: list[Image] = []
+        targets: list[Tensor] = []
+        for plan, place in zip(self.plans, self.places, strict=False):
+            image = view[images_at + place : images_at + place + plan.size_bytes]
+            images.append(Image(name=plan.name, data=image, tensors=facts(plan)))
+            targets += views(image, plan.tensors).values()
+        return replace(self, images_at=images_at, data=data, images=tuple(images), targets=tuple(targets))
+
+
 class Arena:
     """One of the two arenas of a worker. `path` names memory that its owner keeps, or a file."""
 
@@ -58,11 +83,13 @@ class Arena:
         """Open it. Raises OSError."""
         self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         self._map: mmap.mmap | None = None
+        self._populated = False
+        self._layout: _Layout | None = None
 
     def close(self) -> None:
         """Let go of it; tensors and images that still point into it keep their part of the memory."""
         os.close(self._fd)
-        self._map = None
+        self._map = self._layout = None
 
     @property
     def size_bytes(self) -> int:
@@ -83,10 +110,9 @@ class Arena:
         note = bytes(data[PAGE_BYTES : PAGE_BYTES + note_bytes])
         return _held(note, data[images_at:], sequence) if zlib.crc32(note) == note_crc else None
 
-    def needs_bytes(self, shards: Sequence[Shard]) -> int:
-        """How many bytes more than now it takes to hold these."""
-        images = sum(_pages(plan_image(shard).size_bytes) for shard in shards)
-        return max(0, PAGE_BYTES + 2 * _NOTE_STEP_BYTES + images - self.size_bytes)
+    def forget(self) -> None:
+        """Hold nothing any more."""
+        self._clear()
 
     def write(
         self, manifest: Manifest, shards: Sequence[Shard], *, sequence: int, rank: int, whole: bool,
@@ -99,29 +125,40 @@ class Arena:
         Raises:
             CheckpointError: a tensor that the format cannot hold; nothing was changed then, too.
         """
-        plans = [plan_image(shard) for shard in shards]
-        places = _places(plans)
-        note = _note(manifest, plans, places, rank=rank, whole=whole)
+        layout = self._lay_out(shards)
+        note = _note(manifest, layout.plans, layout.places, rank=rank, whole=whole)
         images_at = PAGE_BYTES + -(-len(note) // _NOTE_STEP_BYTES) * _NOTE_STEP_BYTES
-        wanted_bytes = images_at + places[-1]
+        wanted_bytes = images_at + layout.places[-1]
         if (more_bytes := wanted_bytes - self.size_bytes) > 0:
             grow(more_bytes)
             os.ftruncate(self._fd, wanted_bytes)
         data = memoryview(self._mapped(self.size_bytes))
         self._clear()
+        self._populate()
         failpoint("memory.1")
-        images = []
-        for plan, shard, at in zip(plans, shards, places, strict=False):
-            image = data[images_at + at : images_at + at + plan.size_bytes]
-            _copy(image, plan, shard)
-            images.append(Image(name=plan.name, data=image, tensors=facts(plan)))
+        if layout.images_at != images_at or layout.data is not self._map:
+            layout = self._layout = layout.at(data, self._map, images_at)
+        for image, plan in zip(layout.images, layout.plans, strict=True):
+            image.data[: len(plan.header)] = plan.header  # type: ignore[index]
+        for target, source in zip(layout.targets, _sources(layout.plans, shards), strict=True):
+            target.copy_(source)
         failpoint("memory.2")
         data[PAGE_BYTES : PAGE_BYTES + len(note)] = note
         head = _HEAD.pack(_MAGIC, sequence, images_at, len(note), zlib.crc32(note))
         data[: _HEAD.size] = head
         failpoint("memory.3")
         _VALID.pack_into(data, _HEAD.size, _word(head))
-        return images
+        return list(layout.images)
+
+    def _lay_out(self, shards: Sequence[Shard]) -> _Layout:
+        """Where everything lies; from one copy to the next that seldom changes."""
+        key = tuple(
+            (shard.name, name, tensor.dtype, tensor.shape) for shard in shards for name, tensor in shard.tensors.items()
+        )
+        if self._layout is None or self._layout.key != key:
+            plans = tuple(plan_image(shard) for shard in shards)
+            self._layout = _Layout(key=key, plans=plans, places=_places(plans))
+        return self._layout
 
     def _clear(self) -> None:
         if self._map is not None:
@@ -129,9 +166,16 @@ class Arena:
 
     def _mapped(self, size_bytes: int) -> mmap.mmap:
         if self._map is None or len(self._map) != size_bytes:
-            # With all its pages at once: a fault for each would cost as much as the copy.
-            self._map = mmap.mmap(self._fd, size_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+            self._map = mmap.mmap(self._fd, size_bytes)
+            self._populated = False
         return self._map
+
+    def _populate(self) -> None:
+        """Get all pages at once, before they are written: a fault for each would cost as much as the copy."""
+        if self._map is not None and not self._populated:
+            with contextlib.suppress(OSError):  # a kernel before 5.14
+                self._map.madvise(_MADV_POPULATE_WRITE)
+            self._populated = True
 
 
 def tensors_of(name: str, image: memoryview) -> dict[str, Tensor]:
@@ -146,10 +190,10 @@ def tensors_of(name: str, image: memoryview) -> dict[str, Tensor]:
         raise CheckpointDamaged(f"in memory: {error}") from error
 
 
-def _copy(image: memoryview, plan: ImagePlan, shard: Shard) -> None:
-    image[: len(plan.header)] = plan.header
-    for name, target in views(image, plan.tensors).items():
-        target.copy_(storable(name, shard.tensors[name]))
+def _sources(plans: Sequence[ImagePlan], shards: Sequence[Shard]) -> Iterator[Tensor]:
+    for plan, shard in zip(plans, shards, strict=True):
+        for entry in plan.tensors:
+            yield storable(entry.name, shard.tensors[entry.name])
 
 
 def _places(plans: Sequence[ImagePlan]) -> list[int]:

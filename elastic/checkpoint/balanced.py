@@ -34,6 +34,9 @@ class Gathered(PosixStorage):
             raise OSError(self._faults[path])
         return self._files[path] if path in self._files else self._behind.read(path)
 
+    def read_bulk(self, path: str) -> memoryview:
+        return memoryview(bytearray(self.read(path)))
+
     def size_bytes(self, path: str) -> int | None:
         return self._behind.size_bytes(path)
 

@@ -31,7 +31,7 @@ def facts_of(data: bytes | memoryview, *, chunk_bytes: int = CHUNK_BYTES) -> Fil
     return FileFacts(size_bytes=len(data), crc32=crc32, chunks=tuple(chunks))
 
 
-def fault_of(data: bytes, facts: FileFacts, *, name: str) -> str | None:
+def fault_of(data: bytes | memoryview, facts: FileFacts, *, name: str) -> str | None:
     """What is wrong with the bytes of the file `name`, or None where they are what was written."""
     if len(data) != facts.size_bytes:
         return f"{name} has {len(data)} bytes, expected {facts.size_bytes}"
@@ -42,7 +42,7 @@ def fault_of(data: bytes, facts: FileFacts, *, name: str) -> str | None:
     return f"{fault} {' and '.join(places)}" if places else fault
 
 
-def _places(data: bytes, facts: FileFacts) -> list[str]:
+def _places(data: bytes | memoryview, facts: FileFacts) -> list[str]:
     view = memoryview(data)
     regions = _regions(data)
     places = []

@@ -23,6 +23,7 @@ from elastic.checkpoint.layout import (
     METADATA,
     CommonInfo,
     aside_name,
+    is_spare,
     iteration_dir,
     parse_temp_name,
     temp_name,
@@ -30,15 +31,12 @@ from elastic.checkpoint.layout import (
 from elastic.checkpoint.manifest import FileFacts, Manifest, record_of
 from elastic.checkpoint.metadata import StoredTensor, TensorFacts, build_metadata
 from elastic.checkpoint.seams import Committer, Group
-from elastic.checkpoint.storage import Storage
+from elastic.checkpoint.storage import LARGE_BYTES, Recycler, Storage
 from elastic.checkpoint.survey import VISIBLE_POLL_S, VISIBLE_WITHIN_S, judge
 from elastic.checkpoint.tracker import follow
 from elastic.clock import SYSTEM_CLOCK, Clock
 from elastic.errors import Fenced
 from elastic.failpoint import failpoint
-
-_MUCH_BYTES = 1 << 22
-"""From here on a thread costs less than it saves."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,12 +186,25 @@ def _begin(draft: Manifest, root: str, storage: Storage, nonce: str) -> str:
 
 
 def _write(temp: str, image: Image, storage: Storage) -> dict[str, Any]:
-    # While the disk is at work the checksums are made.
-    start = in_thread if len(image.data) >= _MUCH_BYTES else at_once
-    facts = start(lambda: facts_of(image.data))
-    storage.write(os.path.join(temp, image.name), image.data)
+    path = os.path.join(temp, image.name)
+    if len(image.data) >= LARGE_BYTES:
+        facts = in_thread(lambda: facts_of(image.data))  # while the disk is at work
+        if not _rewrite(path, image, storage):
+            storage.write(path, image.data)
+    else:
+        facts = at_once(lambda: facts_of(image.data))
+        storage.write(path, image.data)
     tensors = [each.to_plain() for each in image.tensors]
     return {"name": image.name, "facts": dataclasses.asdict(facts.result()), "tensors": tensors}
+
+
+def _rewrite(path: str, image: Image, storage: Storage) -> bool:
+    """Write it over the file of its name in an iteration that was given up, if there is one."""
+    root = os.path.dirname(os.path.dirname(path))
+    if not isinstance(storage, Recycler) or not isinstance(image.data, memoryview):
+        return False
+    spares = [os.path.join(root, name, image.name) for name in storage.names(root) if is_spare(name)]
+    return any(storage.rewrite(spare, path, image.data) for spare in spares)
 
 
 def _set_aside(draft: Manifest, root: str, storage: Storage, nonce: str) -> None:

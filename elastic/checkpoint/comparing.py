@@ -7,15 +7,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from elastic.checkpoint.header import TensorEntry
 from elastic.checkpoint.inspection import show, tensor_entries
 from elastic.checkpoint.layout import MANIFEST, MAX_JSON_BYTES
 from elastic.checkpoint.manifest import Manifest
 from elastic.checkpoint.storage import Storage
+from elastic.checkpoint.stream import Stored, read_pieces, read_whole, stored
 from elastic.checkpoint.survey import read_small
 from elastic.errors import CheckpointDamaged
-
-_CHUNK_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,29 +70,37 @@ def _flat(plain: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
 
 def _contents(one: str, other: str, storage: Storage) -> Iterator[Change]:
     """Tensors of the same type and shape whose bytes differ, and from where on."""
-    a = {entry.name: (file_name, entry) for file_name, entry in tensor_entries(one, storage=storage)}
-    b = {entry.name: (file_name, entry) for file_name, entry in tensor_entries(other, storage=storage)}
+    a, b = _stored(one, storage), _stored(other, storage)
     for name in sorted(a.keys() & b.keys()):
-        left, right = a[name][1], b[name][1]
+        left, right = a[name], b[name]
         if (left.dtype, left.shape) == (right.dtype, right.shape):
             try:
-                at = _first_difference((os.path.join(one, a[name][0]), left), (os.path.join(other, b[name][0]), right))
+                at = _first_difference(left, right)
             except OSError as error:
                 raise CheckpointDamaged(f"{name} cannot be read: {error}") from error
             if at is not None:
-                yield Change(
-                    what=f"contents of {name}", one="", other=f"differ from byte {at} of {left.end - left.begin}"
-                )
+                told = f"differ from byte {at} of {left.size_bytes}"
+                yield Change(what=f"contents of {name}", one="", other=told)
 
 
-def _first_difference(one: tuple[str, TensorEntry], other: tuple[str, TensorEntry]) -> int | None:
-    with open(one[0], "rb") as a, open(other[0], "rb") as b:
-        a.seek(one[1].begin)
-        b.seek(other[1].begin)
-        left = one[1].end - one[1].begin
-        for at in range(0, left, _CHUNK_BYTES):
-            size = min(_CHUNK_BYTES, left - at)
-            first, second = a.read(size), b.read(size)
-            if first != second:
-                return at + next(n for n in range(size) if first[n : n + 1] != second[n : n + 1])
+def _stored(directory: str, storage: Storage) -> dict[str, Stored]:
+    try:
+        pieces = read_pieces(directory, storage=storage)
+        return stored(directory, tensor_entries(directory, storage=storage), pieces)
+    except (OSError, ValueError) as error:
+        raise CheckpointDamaged(f"{directory}: {error}") from error
+
+
+def _first_difference(one: Stored, other: Stored) -> int | None:
+    """The first byte that differs. The two may lie in different pieces, so that chunks need not match."""
+    at = 0
+    first, second = read_whole(one), read_whole(other)
+    a = b = memoryview(b"")
+    while at < one.size_bytes:
+        a = a or memoryview(next(first))
+        b = b or memoryview(next(second))
+        size = min(len(a), len(b))
+        if a[:size] != b[:size]:
+            return at + next(n for n in range(size) if a[n] != b[n])
+        a, b, at = a[size:], b[size:], at + size
     return None

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 
 from elastic.checkpoint.header import DTYPE_BITS, METADATA_KEY, TensorEntry, read_header
 from elastic.checkpoint.huggingface import INDEX, build_index, file_names, split
-from elastic.checkpoint.layout import MANIFEST, MAX_JSON_BYTES, ShardKind, parse_shard_name
+from elastic.checkpoint.layout import MANIFEST, MAX_JSON_BYTES, METADATA, ShardKind, parse_shard_name
 from elastic.checkpoint.manifest import Manifest
 from elastic.checkpoint.storage import Storage
+from elastic.checkpoint.stream import Stored, read_pieces, read_whole, stored
 from elastic.checkpoint.survey import read_small
 from elastic.errors import CheckpointDamaged, CheckpointError, UsageError
-
-_CHUNK_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,12 +26,6 @@ class Exported:
     tensors: int
     total_bytes: int
     left_out: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Source:
-    path: str
-    entry: TensorEntry
 
 
 def export_weights(
@@ -50,9 +43,9 @@ def export_weights(
     manifest = _manifest(iteration, storage)
     sources = _sources(iteration, manifest, storage)
     temp = f"{directory.rstrip('/')}.tmp-{nonce()}"
-    groups = split({name: _size(each.entry) for name, each in sources.items()}, most_bytes=most_bytes)
+    groups = split({name: each.size_bytes for name, each in sources.items()}, most_bytes=most_bytes)
     names = file_names(len(groups))
-    total_bytes = sum(_size(each.entry) for each in sources.values())
+    total_bytes = sum(each.size_bytes for each in sources.values())
     try:
         storage.make_dir(temp)
         for name, group in zip(names, groups, strict=True):
@@ -86,61 +79,48 @@ def _manifest(iteration: str, storage: Storage) -> Manifest:
         raise CheckpointDamaged(str(error)) from error
 
 
-def _sources(iteration: str, manifest: Manifest, storage: Storage) -> dict[str, _Source]:
+def _sources(iteration: str, manifest: Manifest, storage: Storage) -> dict[str, Stored]:
     """Every tensor of the model files, by name, each file verified."""
     notes = manifest.values.get("tensors", {})
-    sources: dict[str, _Source] = {}
-    for name, facts in manifest.files.items():
-        shard = parse_shard_name(name)
-        if shard is None or shard.kind is not ShardKind.MODEL:
-            continue
+    entries: list[tuple[str, TensorEntry]] = []
+    for name in (METADATA, *(each for each in manifest.files if _holds_weights(each))):
         path = os.path.join(iteration, name)
         try:
-            if storage.facts(path) != facts:
+            if storage.facts(path) != manifest.files[name]:
                 raise CheckpointDamaged(f"{name} is not what was written: its checksum does not match")
-            sources |= {entry.name: _Source(path=path, entry=entry) for entry in read_header(path)}
+            entries += [(name, entry) for entry in read_header(path)] if name != METADATA else []
         except (OSError, ValueError) as error:
             raise CheckpointDamaged(f"{name}: {error}") from error
+    try:
+        sources = stored(iteration, entries, read_pieces(iteration, storage=storage))
+    except (OSError, ValueError) as error:
+        raise CheckpointDamaged(f"{iteration}: {error}") from error
     odd = [name for name in sources if notes.get(name, {}).get("dtype") == "complex128"]
     if odd:
         raise UsageError(f"safetensors cannot hold complex128, which {', '.join(sorted(odd)[:4])} is")
     return dict(sorted(sources.items()))
 
 
-def _write_file(path: str, sources: Sequence[_Source]) -> None:
+def _holds_weights(name: str) -> bool:
+    shard = parse_shard_name(name)
+    return shard is not None and shard.kind is ShardKind.MODEL
+
+
+def _write_file(path: str, sources: Sequence[Stored]) -> None:
     # Wide elements first, as the format's library does, so that every tensor lies on a multiple of its element's size.
-    ordered = sorted(sources, key=lambda each: (-_element_bits(each.entry), each.entry.name))
+    ordered = sorted(sources, key=lambda each: (-DTYPE_BITS[each.dtype], each.name))
     header: dict[str, object] = {METADATA_KEY: {"format": "pt"}}
     at = 0
     for each in ordered:
-        end = at + _size(each.entry)
-        header[each.entry.name] = {
-            "dtype": each.entry.dtype,
-            "shape": list(each.entry.shape),
-            "data_offsets": [at, end],
-        }
+        end = at + each.size_bytes
+        header[each.name] = {"dtype": each.dtype, "shape": list(each.shape), "data_offsets": [at, end]}
         at = end
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     with open(path, "xb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for each in ordered:
-            with open(each.path, "rb") as source:
-                source.seek(each.entry.begin)
-                left = _size(each.entry)
-                while left:
-                    chunk = source.read(min(left, _CHUNK_BYTES))
-                    if not chunk:
-                        raise OSError(f"{each.path} ended while it was read")
-                    file.write(chunk)
-                    left -= len(chunk)
+            for chunk in read_whole(each):
+                file.write(chunk)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _size(entry: TensorEntry) -> int:
-    return entry.end - entry.begin
-
-
-def _element_bits(entry: TensorEntry) -> int:
-    return DTYPE_BITS[entry.dtype]

@@ -11,8 +11,8 @@ from torch import Tensor
 from elastic.checkpoint.huggingface import INDEX, SINGLE, is_huggingface, parse_index
 from elastic.checkpoint.layout import MAX_JSON_BYTES, METADATA, ShardKind, parse_shard_name
 from elastic.checkpoint.metadata import Piece, parse_metadata
-from elastic.checkpoint.reading import read_file
-from elastic.checkpoint.shards import decode_shard
+from elastic.checkpoint.pieces import assemble
+from elastic.checkpoint.reading import decode_file, read_file
 from elastic.checkpoint.state import Captured
 from elastic.checkpoint.storage import Storage
 from elastic.checkpoint.survey import read_small
@@ -46,7 +46,7 @@ def read_seed_kind(directory: str, kind: ShardKind, *, storage: Storage) -> dict
     for name in names:
         shard = parse_shard_name(name)
         if shard is not None and shard.kind is kind:
-            files[name] = decode_shard(read_file(directory, name, storage), file_name=name)
+            files[name] = decode_file(read_file(directory, name, storage), file_name=name)
     if METADATA not in names:
         return _join(files)
     data = read_small(os.path.join(directory, METADATA), storage=storage, limit_bytes=MAX_JSON_BYTES)
@@ -55,17 +55,17 @@ def read_seed_kind(directory: str, kind: ShardKind, *, storage: Storage) -> dict
         shard = parse_shard_name(piece.file_name)
         if shard is not None and shard.kind is kind:
             pieces.setdefault(piece.name, []).append(piece)
-    return {name: _assemble(each, files) for name, each in pieces.items()}
+    return {name: assemble(each, files) for name, each in pieces.items()}
 
 
 def _read_huggingface(directory: str, names: Sequence[str], storage: Storage) -> dict[str, Tensor]:
     if SINGLE in names:
-        return decode_shard(read_file(directory, SINGLE, storage), file_name=SINGLE)
+        return decode_file(read_file(directory, SINGLE, storage), file_name=SINGLE)
     data = read_small(os.path.join(directory, INDEX), storage=storage, limit_bytes=MAX_JSON_BYTES)
     weights = parse_index(data)
     model: dict[str, Tensor] = {}
     for file_name in sorted(set(weights.values())):
-        tensors = decode_shard(read_file(directory, file_name, storage), file_name=file_name)
+        tensors = decode_file(read_file(directory, file_name, storage), file_name=file_name)
         wanted = {name for name, place in weights.items() if place == file_name}
         if gone := sorted(wanted - tensors.keys()):
             raise CheckpointDamaged(f"{INDEX} says that {file_name} holds {gone[0]}, but it does not")
@@ -86,41 +86,6 @@ def _join(files: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
     return joined
 
 
-def _assemble(pieces: Sequence[Piece], files: Mapping[str, Mapping[str, Tensor]]) -> Tensor:
-    """A whole tensor from its pieces. Nothing is allocated before the pieces are known to add up to it."""
-    name, shape = pieces[0].name, pieces[0].global_shape
-    parts = [_part(piece, files) for piece in pieces]
-    if len({piece.file_name for piece in pieces}) < len(pieces):
-        raise CheckpointDamaged(f"{name}: {METADATA} uses one piece in several places")
-    if len({part.dtype for part in parts}) > 1:
-        raise CheckpointDamaged(f"{name}: its pieces are of different types: {sorted({str(p.dtype) for p in parts})}")
-    held, wanted = sum(part.numel() for part in parts), _product(shape)
-    if held != wanted:
-        raise CheckpointDamaged(f"{name}: its pieces hold {held} elements, expected {wanted}")
-    whole = torch.empty(shape, dtype=parts[0].dtype)
-    filled = torch.zeros(shape, dtype=torch.bool)
-    for piece, part in zip(pieces, parts, strict=True):
-        window = tuple(slice(at, at + size) for at, size in zip(piece.offset, part.shape, strict=True))
-        if any(at + size > most for at, size, most in zip(piece.offset, part.shape, shape, strict=True)):
-            raise CheckpointDamaged(f"{name}: the piece at {list(piece.offset)} does not fit into {list(shape)}")
-        if filled[window].any():
-            raise CheckpointDamaged(f"{name}: the piece at {list(piece.offset)} lies over another one")
-        whole[window] = part
-        filled[window] = True
-    return whole
-
-
-def _part(piece: Piece, files: Mapping[str, Mapping[str, Tensor]]) -> Tensor:
-    part = files.get(piece.file_name, {}).get(piece.name)
-    if part is None:
-        raise CheckpointDamaged(f"{METADATA} says that {piece.file_name} holds {piece.name}, but it does not")
-    if part.dim() != len(piece.global_shape):
-        raise CheckpointDamaged(
-            f"{piece.name}: a piece of shape {list(part.shape)} does not fit into {list(piece.global_shape)}"
-        )
-    return part
-
-
 def same_bits(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors agree in type, shape and every bit, those of nan included."""
     if one.dtype != other.dtype or one.shape != other.shape:
@@ -130,10 +95,3 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
 
 def _bytes(tensor: Tensor) -> Tensor:
     return tensor.contiguous().reshape(-1).view(torch.uint8)
-
-
-def _product(sizes: Sequence[int]) -> int:
-    product = 1
-    for size in sizes:
-        product *= size
-    return product

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from elastic.checkpoint.cuts import Cut
 from elastic.checkpoint.header import METADATA_KEY, TensorEntry, header_bytes, parse_header
 from elastic.checkpoint.metadata import TensorFacts
-from elastic.checkpoint.shards import Shard, encode_shard, storable
+from elastic.checkpoint.shards import Shard, encode_shard, facts_of_tensor, storable
 from elastic.errors import CheckpointError
 
 PAGE_BYTES = 4096
@@ -59,6 +60,8 @@ class ImagePlan:
     name: str
     header: bytes
     tensors: tuple[TensorEntry, ...]
+    cuts: Mapping[str, Cut]
+    """Of those that are only a part of a tensor."""
     size_bytes: int
 
 
@@ -68,7 +71,7 @@ def heap_image(shard: Shard) -> Image:
     Raises:
         CheckpointError: a tensor that the format cannot hold.
     """
-    data, facts = encode_shard(shard.tensors)
+    data, facts = encode_shard(shard.tensors, shard.cuts)
     return Image(name=shard.name, data=data, tensors=tuple(facts))
 
 
@@ -104,7 +107,7 @@ def plan_image(shard: Shard) -> ImagePlan:
         for name, tensor, dtype, at in placed
     )
     header = len(text).to_bytes(8, "little") + text
-    return ImagePlan(name=shard.name, header=header, tensors=tensors, size_bytes=start + begin)
+    return ImagePlan(name=shard.name, header=header, tensors=tensors, cuts=shard.cuts, size_bytes=start + begin)
 
 
 def views(data: memoryview, entries: tuple[TensorEntry, ...]) -> dict[str, Tensor]:
@@ -124,7 +127,7 @@ def read_views(data: memoryview, *, file_name: str) -> dict[str, Tensor]:
 
 def facts(plan: ImagePlan) -> tuple[TensorFacts, ...]:
     """What each tensor of an image is."""
-    return tuple(TensorFacts(name=each.name, dtype=each.dtype, shape=each.shape) for each in plan.tensors)
+    return tuple(facts_of_tensor(each.name, each.dtype, each.shape, plan.cuts.get(each.name)) for each in plan.tensors)
 
 
 def _view(data: memoryview, entry: TensorEntry) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from elastic.checkpoint.manifest import FileFacts, Manifest
 from elastic.checkpoint.metadata import parse_metadata
 from elastic.checkpoint.policy import Found, candidates
 from elastic.checkpoint.storage import Storage
+from elastic.checkpoint.stream import read_pieces
 from elastic.checkpoint.survey import read_small, survey
 from elastic.errors import CheckpointDamaged, NothingToRestore
 
@@ -54,7 +56,7 @@ class FileVerdict:
 
 @dataclass(frozen=True, kw_only=True)
 class Tensor:
-    """One tensor as it is stored."""
+    """One tensor: the shape of the whole, and the file that holds it or, in pieces, `<first file> and N more`."""
 
     name: str
     dtype: str
@@ -114,10 +116,7 @@ def show(directory: str, *, storage: Storage) -> Shown:
     """
     try:
         manifest = _manifest(directory, storage)
-        tensors = tuple(
-            Tensor(name=entry.name, dtype=entry.dtype, shape=entry.shape, file_name=name)
-            for name, entry in tensor_entries(directory, storage=storage)
-        )
+        tensors = tuple(_tensors(directory, storage))
         if manifest is None:
             return Shown(directory=directory, facts=_foreign(directory, storage), objects={}, ties={}, tensors=tensors)
     except (OSError, ValueError) as error:
@@ -129,8 +128,18 @@ def show(directory: str, *, storage: Storage) -> Shown:
     return Shown(directory=directory, facts=facts, objects=kinds, ties=ties, tensors=tensors)
 
 
+def _tensors(directory: str, storage: Storage) -> Iterator[Tensor]:
+    shapes = {name: each.global_shape for (_, name), each in read_pieces(directory, storage=storage).items()}
+    entries = itertools.groupby(tensor_entries(directory, storage=storage), key=lambda each: each[1].name)
+    for tensor, found in entries:
+        (name, entry), *more = found
+        place = f"{name} and {len(more)} more" if more else name
+        yield Tensor(name=tensor, dtype=entry.dtype, shape=shapes.get(tensor, entry.shape), file_name=place)
+
+
 def tensor_entries(directory: str, *, storage: Storage) -> Iterator[tuple[str, TensorEntry]]:
-    """(file, tensor) for every tensor of an iteration, by name. Files that its manifest does not name are left out.
+    """(file, tensor or piece of one) for all that an iteration holds, by name and file. Files that its manifest does
+    not name are left out.
 
     Raises:
         ValueError, OSError: a file that cannot be read.

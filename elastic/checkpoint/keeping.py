@@ -12,13 +12,16 @@ from elastic.checkpoint.layout import (
     MAX_JSON_BYTES,
     CommitRecord,
     aside_name,
+    is_spare,
     is_trash,
     iteration_dir,
+    parse_trash_name,
+    spare_name,
     trash_name,
 )
 from elastic.checkpoint.manifest import Manifest, digest
 from elastic.checkpoint.policy import Found, retention
-from elastic.checkpoint.storage import Storage
+from elastic.checkpoint.storage import LARGE_BYTES, Recycler, Storage
 from elastic.checkpoint.survey import read_small, survey
 
 
@@ -77,7 +80,8 @@ def make_room(
 ) -> Kept:  # fmt: skip
     """Delete what was chosen, if what was committed then still is what was committed last.
 
-    Deleting is a rename first; what was renamed is unlinked after the next commit. So a reader that has files open
+    Deleting is a rename first; what was renamed is given up after the next commit: the save after that writes over the
+    files, which takes half the time of making new ones, or they are unlinked. So a reader that has files open
     keeps them, and a process that slept between its commit and this, and knows nothing of later ones, costs nothing:
     the committed iteration is found by its digest under any name.
 
@@ -89,12 +93,23 @@ def make_room(
     now = record()
     if now is not None and now.manifest_digest != chosen.manifest_digest:
         return Kept(deleted=(), reason=f"iteration {now.iteration} was committed since: its writer makes room, not we")
-    for each in chosen.trash:
+    for each in (*filter(is_spare, storage.names(root)), *chosen.trash[1:]):
         storage.remove_tree(os.path.join(root, each))
+    for each in chosen.trash[:1]:
+        place = os.path.join(root, each)
+        if isinstance(storage, Recycler) and _is_large(place, storage):
+            name = spare_name(f"iteration_{parse_trash_name(each) or 0:08d}", nonce=nonce())
+            storage.publish(place, os.path.join(root, name))
+        else:
+            storage.remove_tree(place)
     for found in chosen.delete:
         name = trash_name(found.place, nonce=nonce())
         storage.publish(os.path.join(root, found.place), os.path.join(root, name))
     return Kept(deleted=tuple(found.iteration for found in chosen.delete), reason=chosen.reason)
+
+
+def _is_large(place: str, storage: Storage) -> bool:
+    return any((storage.size_bytes(os.path.join(place, name)) or 0) >= LARGE_BYTES for name in storage.names(place))
 
 
 def read_back(directory: str, *, storage: Storage, manifest_digest: str | None = None) -> str | None:

@@ -133,6 +133,17 @@ def trash_name(name: str, *, nonce: str) -> str:
     return f".trash-{name}-{nonce}"
 
 
+def spare_name(name: str, *, nonce: str) -> str:
+    """Where a directory goes whose files the next save may write over, instead of making new ones."""
+    return f".spare-{name}-{nonce}"
+
+
+def is_spare(name: str) -> bool:
+    """Whether `spare_name` made this name of the name of an iteration."""
+    parts = name.split("-")
+    return len(parts) == 3 and parts[0] == ".spare" and parse_iteration_dir(parts[1]) is not None
+
+
 def is_trash(name: str) -> bool:
     """Whether `trash_name` made this name of the name of an iteration."""
     return parse_trash_name(name) is not None

@@ -19,7 +19,8 @@ from elastic.checkpoint.layout import Health
 from elastic.checkpoint.manifest import Manifest
 from elastic.checkpoint.memory import MemoryTier
 from elastic.checkpoint.policy import SaveVerdict, judge_health, save_due
-from elastic.checkpoint.reader import Reader, Restored
+from elastic.checkpoint.reader import Reader
+from elastic.checkpoint.restored import Restored
 from elastic.checkpoint.rng import capture_rng
 from elastic.checkpoint.root import RootIdentity
 from elastic.checkpoint.seams import Committer, Group, Settings
@@ -85,14 +86,17 @@ class CheckpointManager:
         self._snapshots = Snapshots(
             tier if settings.enable_save else None,
             rank=group.rank,
-            every_steps=settings.memory_every_steps,
+            # Weights alone are nothing that a restart could go on from.
+            every_steps=0 if settings.no_save_optim else settings.memory_every_steps,
             required=settings.memory_required,
             emit=emit,
             clock=clock,
         )
 
-    def restore(self, tracked: Mapping[str, Any]) -> Restored:
+    def restore(self, tracked: Mapping[str, Any], *, recall: bool = True) -> Restored:
         """Put the state to start from into the tracked objects, or leave them where the run begins.
+
+        `recall`: whether a copy in memory will do, which may be newer than what was saved.
 
         Raises:
             NothingToRestore: state should be there and is not.
@@ -112,10 +116,12 @@ class CheckpointManager:
             nonce=self._nonce,
             clock=self._clock,
             generation=self._generation,
+            tier=self._snapshots.tier,
         )
-        restored = reader.restore(tracked)
+        restored = reader.restore(tracked, recall=recall)
+        self._snapshots.forget_newer(restored.iteration)
         if restored.own:
-            self._committed, self._ancestors = restored.iteration, reader.ancestors
+            self._committed, self._ancestors = reader.durable, reader.ancestors
             if self._caretaker is not None:
                 self._caretaker.set_aside_newer(restored.iteration)
         self._emit(
@@ -213,7 +219,10 @@ class CheckpointManager:
         if self._identity is None or not self._snapshots.kept:
             return
         captured = capture(tracked)
-        self._snapshots.keep(self._draft(meta, self._identity, captured, None), self._shards(captured), captured)
+        if captured.cuts:
+            return  # a restart needs the parts of other nodes, too: those are on disk
+        health = judge_health(meta.signs).status
+        self._snapshots.keep(self._draft(meta, self._identity, captured, health), self._shards(captured), captured)
 
     def close(self) -> None:
         """Give up what is under way, and the memory tier."""
@@ -284,6 +293,7 @@ class CheckpointManager:
             model=captured.model,
             opt=captured.opt,
             own=own,
+            cuts=captured.cuts,
             rank=self._group.rank,
             world_size=self._group.size,
             prefix=self._prefix,

@@ -14,8 +14,8 @@ from typing import Any
 
 from elastic.checkpoint.layout import MANIFEST, CommitRecord, is_safe_name, load_json, take
 
-FORMAT = 2
-"""2 added the checksums of chunks and the health of the state. Every older one stays readable."""
+FORMAT = 3
+"""2 added the checksums of chunks and the health of the state, 3 tensors in pieces. Every older one stays readable."""
 
 _COUNTS = ("generation", "iteration", "consumed_samples", "world_size", "global_batch_size")
 """Numbers that a run goes on from: never negative."""

@@ -111,6 +111,14 @@ class MemoryTier:
             self._busy.add(at)
         return Taken(arena=at, images=images)
 
+    def forget_newer(self, iteration: int) -> None:
+        """Let this worker's arenas no longer hold states beyond an iteration."""
+        for at, arena in enumerate(self._arenas):
+            held = arena.read()
+            if held is not None and held.manifest.iteration > iteration and at not in self._busy:
+                arena.forget()
+                self._written[at] = None
+
     def give_back(self, taken: Taken) -> None:
         """Its images are on disk, or will never be."""
         self._busy.discard(taken.arena)

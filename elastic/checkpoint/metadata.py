@@ -39,26 +39,32 @@ _MOST_DIMENSIONS = 64
 
 @dataclass(frozen=True, kw_only=True)
 class TensorFacts:
-    """A whole tensor in one file. `dtype` is the safetensors name."""
+    """A tensor in one file, or the part of it that is there. `dtype` is the safetensors name."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
+    """Of what is in the file."""
+    whole: tuple[int, ...]
+    """Shape of the whole tensor."""
+    offset: tuple[int, ...]
+    """Where in the whole the part begins."""
 
     def to_plain(self) -> list[Any]:
         """JSON types only."""
-        return [self.name, self.dtype, list(self.shape)]
+        return [self.name, self.dtype, list(self.shape), list(self.whole), list(self.offset)]
 
     @classmethod
     def from_plain(cls, plain: list[Any]) -> TensorFacts:
         """Read back what `to_plain` made."""
-        name, dtype, shape = plain
-        return cls(name=name, dtype=dtype, shape=tuple(shape))
+        name, dtype, *sizes = plain
+        shape, whole, offset = map(tuple, sizes)
+        return cls(name=name, dtype=dtype, shape=shape, whole=whole, offset=offset)
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoredTensor:
-    """A whole tensor and the file and rank that it was written by."""
+    """A tensor or part of one, and the file and rank that it was written by."""
 
     facts: TensorFacts
     file_name: str
@@ -76,27 +82,32 @@ class Piece:
 
 
 def build_metadata(tensors: Iterable[StoredTensor]) -> bytes:
-    """The file's text for tensors that each lie whole in one file."""
+    """The file's text."""
     state: dict[str, Any] = {}
     storage: dict[str, Any] = {}
-    for tensor in sorted(tensors, key=lambda each: each.facts.name):
+    for tensor in sorted(tensors, key=lambda each: (each.facts.name, each.facts.offset)):
         facts = tensor.facts
-        start = [0] * len(facts.shape)
-        state[facts.name] = {
-            "properties": {
-                "dtype": _DTYPES.get(facts.dtype, facts.dtype),
-                "replica_id": 0,
-                "allow_shape_mismatch": False,
-                "allow_to_save": True,
+        entry = state.setdefault(
+            facts.name,
+            {
+                "properties": {
+                    "dtype": _DTYPES.get(facts.dtype, facts.dtype),
+                    "replica_id": 0,
+                    "allow_shape_mismatch": False,
+                    "allow_to_save": True,
+                },
+                "global_shape": list(facts.whole),
+                "layout": None,
+                "chunk": [],
             },
-            "global_shape": list(facts.shape),
-            "axis_fragmentations": [1] * len(facts.shape),
-            "layout": None,
-            "chunk": [{"global_offset": start, "local_shape": list(facts.shape)}],
-        }
-        storage[str((facts.name, tuple(start)))] = [
+        )
+        entry["chunk"].append({"global_offset": list(facts.offset), "local_shape": list(facts.shape)})
+        storage[str((facts.name, facts.offset))] = [
             {"file_name": tensor.file_name, "storage_rank": tensor.rank, "rank_group": [tensor.rank]}
         ]
+    for entry in state.values():
+        starts = zip(*(chunk["global_offset"] for chunk in entry["chunk"]), strict=True)
+        entry["axis_fragmentations"] = [len(set(each)) for each in starts]
     return json.dumps({"state_dict_metadata": state, "storage_data": storage}, ensure_ascii=False).encode()
 
 

@@ -9,6 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from elastic.checkpoint.cuts import Cut
+from elastic.checkpoint.sharded import own_part, part_of
+
 _WRAPPERS = ("module.", "_orig_mod.")
 """What DistributedDataParallel and torch.compile put before every name."""
 _PARALLEL = (nn.parallel.DistributedDataParallel, nn.DataParallel)
@@ -20,6 +23,8 @@ class ModuleState:
     """A module's state under clean names."""
 
     tensors: dict[str, Tensor]
+    """Of a tensor that is dealt out over the ranks, this rank's part."""
+    cuts: dict[str, Cut]
     ties: dict[str, str]
     """Further name of a tensor -> the name that it is stored under."""
     others: dict[str, Any]
@@ -79,6 +84,7 @@ def live_state(module: nn.Module, *, prefix: str = "") -> dict[str, Any]:
 def capture_module(module: nn.Module, *, prefix: str = "") -> ModuleState:
     """Take a module's state: references to its tensors, not copies."""
     tensors: dict[str, Tensor] = {}
+    cuts: dict[str, Cut] = {}
     ties: dict[str, str] = {}
     others: dict[str, Any] = {}
     first: dict[int, str] = {}
@@ -88,16 +94,20 @@ def capture_module(module: nn.Module, *, prefix: str = "") -> ModuleState:
         elif (known := first.setdefault(id(value), name)) != name:
             ties[name] = known
         else:
-            tensors[name] = value.detach()
-    return ModuleState(tensors=tensors, ties=ties, others=others)
+            tensors[name], cut = part_of(value, name=name)
+            if cut is not None:
+                cuts[name] = cut
+    return ModuleState(tensors=tensors, cuts=cuts, ties=ties, others=others)
 
 
 def match_module(
-    module: nn.Module, saved: Mapping[str, Tensor], ties: Mapping[str, str], *, prefix: str, exact: bool
-) -> tuple[list[tuple[Tensor, Tensor]], Difference]:
+    module: nn.Module, saved: Mapping[str, Tensor], ties: Mapping[str, str], *, prefix: str, exact: bool,
+    cuts: Mapping[str, Cut],
+) -> tuple[list[tuple[Tensor, Tensor]], Difference]:  # fmt: skip
     """Pair each of the module's tensors with a saved one, as (target, source), and tell what does not fit.
 
     `exact` also wants the same dtype and the same ties; else a floating dtype may differ and ties may be undone.
+    `cuts`: of which saved tensors only this rank's part is given.
     """
     difference = Difference()
     pairs: list[tuple[Tensor, Tensor]] = []
@@ -111,12 +121,13 @@ def match_module(
         if not sources:
             difference.missing.extend(names)
             continue
-        source, target = saved[sources[0]], live[names[0]]
-        if any(not _equal(source, saved[other]) for other in sources[1:]):
+        target, cut = part_of(live[names[0]], name=names[0])
+        source = own_part(saved[sources[0]], cut, known=cuts.get(sources[0]))
+        if any(not _equal(saved[sources[0]], saved[other]) for other in sources[1:]):
             difference.unlike.append(f"{' = '.join(names)} (one tensor here, several in the checkpoint)")
         elif exact and (taken := sources_used.setdefault(sources[0], names[0])) != names[0]:
             difference.unlike.append(f"{taken} = {names[0]} (one tensor in the checkpoint, two here)")
-        elif (fault := _fault(target, source, exact)) is not None:
+        elif (fault := _fault(target, source, exact, cut)) is not None:
             difference.unlike.append(f"{names[0]} ({fault})")
         else:
             pairs.append((target, source))
@@ -134,9 +145,9 @@ def copy_into(target: Tensor, source: Tensor) -> None:
     target.copy_(source)
 
 
-def _fault(target: Tensor, source: Tensor, exact: bool) -> str | None:
+def _fault(target: Tensor, source: Tensor, exact: bool, cut: Cut | None) -> str | None:
     if target.shape != source.shape:
-        return f"{list(source.shape)} in the checkpoint, {list(target.shape)} here"
+        return f"{list(source.shape)} in the checkpoint, {list(cut.shape if cut else target.shape)} here"
     castable = target.is_floating_point() and source.is_floating_point() and not exact
     if target.dtype != source.dtype and not castable:
         return f"{source.dtype} in the checkpoint, {target.dtype} here"

@@ -9,7 +9,9 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from elastic.checkpoint.cuts import Cut
 from elastic.checkpoint.modules import Difference
+from elastic.checkpoint.sharded import own_part, part_of, state_names
 from elastic.checkpoint.values import Sink, decode, encode
 from elastic.errors import CheckpointError
 
@@ -19,16 +21,25 @@ class OptimizerState:
     """An optimizer's state: what its opt tensors are called, and the JSON that says where each belongs."""
 
     tensors: dict[str, Tensor]
+    cuts: dict[str, Cut]
     plain: dict[str, Any]
 
 
-def capture_optimizer(optimizer: Optimizer, *, key: str, names: Mapping[int, str], prefix: str = "") -> OptimizerState:
-    """Take an optimizer's state. `names`: id of a parameter -> its name in the tracked modules.
+def capture_optimizer(
+    optimizer: Optimizer, *, key: str, names: Mapping[int, str], prefix: str = "", cuts: Mapping[str, Cut]
+) -> OptimizerState:
+    """Take an optimizer's state. `names`: id of a parameter -> its name in the tracked modules; `cuts`: of these.
 
     Tensors are called `<state>.<parameter>`, for example `exp_avg.embed.weight`.
     """
     members = [_member_names(group["params"], key, names) for group in optimizer.param_groups]
-    return encode_packed(optimizer.state_dict(), members, prefix=prefix)
+    state = encode_packed(optimizer.state_dict(), members, prefix=prefix)
+    for member, name in state_names(state.plain["state"]):
+        # An optimizer that works on the parts alone keeps plain moments, each as large as the part.
+        cut = cuts.get(member)
+        if cut is not None and tuple(state.tensors[name].shape) == cut.window.size:
+            state.cuts[name] = cut
+    return state
 
 
 def encode_packed(packed: Mapping[str, Any], members: Sequence[Sequence[str]], *, prefix: str = "") -> OptimizerState:
@@ -38,11 +49,14 @@ def encode_packed(packed: Mapping[str, Any], members: Sequence[Sequence[str]], *
         CheckpointError: something that cannot be stored, or would be stored under one name twice.
     """
     tensors: dict[str, Tensor] = {}
+    cuts: dict[str, Cut] = {}
 
     def keep(name: str, tensor: Tensor) -> str:
         if name in tensors:
             raise CheckpointError(f"the optimizer has two entries that would both be stored as {name!r}")
-        tensors[name] = tensor
+        tensors[name], cut = part_of(tensor, name=name)
+        if cut is not None:
+            cuts[name] = cut
         return name
 
     groups: list[dict[str, Any]] = []
@@ -55,7 +69,7 @@ def encode_packed(packed: Mapping[str, Any], members: Sequence[Sequence[str]], *
         for member, index in zip(own, group["params"], strict=True):
             if index in packed["state"]:
                 state[member] = _encode_state(packed["state"][index], member, prefix, keep)
-    return OptimizerState(tensors=tensors, plain={"groups": groups, "state": state})
+    return OptimizerState(tensors=tensors, cuts=cuts, plain={"groups": groups, "state": state})
 
 
 def _encode_state(entries: Mapping[Any, Any], member: str, prefix: str, keep: Sink) -> list[Any]:
@@ -110,10 +124,16 @@ def _groups_text(groups: Sequence[frozenset[str]], *, most: int = 6) -> str:
 
 def apply_optimizer(
     optimizer: Optimizer, plain: Mapping[str, Any], tensors: Mapping[str, Tensor], *, order: list[int], key: str,
-    names: Mapping[int, str],
+    names: Mapping[int, str], cuts: Mapping[str, Cut], known: Mapping[str, Cut],
 ) -> None:  # fmt: skip
-    """Put a saved state into an optimizer, fresh or not, exactly: no cast, nothing dropped."""
+    """Put a saved state into an optimizer, fresh or not, exactly: no cast, nothing dropped.
+
+    `cuts`: of the parameters here; `known`: of which saved tensors only this rank's part is given.
+    """
     packed = optimizer.state_dict()
+    parts = dict(tensors)
+    for member, tensor in state_names(plain["state"]):
+        parts[tensor] = own_part(tensors[tensor], cuts.get(member), known=known.get(tensor))
     state: dict[int, dict[str, Any]] = {}
     by_name: dict[str, dict[str, Any]] = {}
     kept = plain["groups"]
@@ -123,7 +143,7 @@ def apply_optimizer(
         group.update({name: decode(value, tensors=tensors) for name, value in settings.items()})
         for name, index in zip(_member_names(live["params"], key, names), group["params"], strict=True):
             if name in plain["state"]:
-                by_name[name] = {each: decode(value, tensors=tensors) for each, value in plain["state"][name]}
+                by_name[name] = {each: decode(value, tensors=parts) for each, value in plain["state"][name]}
                 state[index] = dict(by_name[name])
     optimizer.load_state_dict({**packed, "state": state, "param_groups": packed["param_groups"]})
     _undo_casts(optimizer, by_name, names)

@@ -11,6 +11,8 @@ from elastic.checkpoint.layout import CommitRecord, Health
 
 EXPLODED = 10.0
 """A loss this many times its running median is no normal one."""
+EXPLODED_NORM = 100.0
+"""The same of a gradient norm, which leaps further: one hard sample raises it tenfold, and clipping undoes that."""
 FEWEST_LOSSES = 8
 """With fewer earlier losses there is no median to speak of."""
 
@@ -31,6 +33,9 @@ class Signs:
     earlier_losses: Sequence[float] = ()
     """Losses of the steps before it, in any order; those not finite count for nothing."""
     grad_norm: float | None = None
+    """Before clipping."""
+    earlier_grad_norms: Sequence[float] = ()
+    """Those that were measured in steps before it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,22 +125,29 @@ def save_due(
 
 
 def judge_health(signs: Signs) -> HealthVerdict:
-    """Abnormal: loss or gradient norm is not finite, or the loss is above EXPLODED times its running median."""
-    for name, value in (("the loss", signs.loss), ("the gradient norm", signs.grad_norm)):
-        if value is not None and not math.isfinite(value):
+    """Abnormal: loss or gradient norm is not finite, or far above its running median (EXPLODED, EXPLODED_NORM)."""
+    known = [
+        ("the loss", signs.loss, signs.earlier_losses, EXPLODED),
+        ("the gradient norm", signs.grad_norm, signs.earlier_grad_norms, EXPLODED_NORM),
+    ]
+    reasons = []
+    for name, value, earlier, most in known:
+        if value is None:
+            continue
+        if not math.isfinite(value):
             return HealthVerdict(status=Health.ABNORMAL, reason=f"{name} is {value}")
-    if signs.loss is None:
-        if signs.grad_norm is None:
-            return HealthVerdict(status=None, reason="neither loss nor gradient norm is known")
-        return HealthVerdict(status=Health.NORMAL, reason="the gradient norm is finite")
-    earlier = [each for each in signs.earlier_losses if math.isfinite(each)]
-    if len(earlier) < FEWEST_LOSSES:
-        return HealthVerdict(status=Health.NORMAL, reason=f"the loss is finite; only {len(earlier)} came before it")
-    median = statistics.median(earlier)
-    if 0 < median * EXPLODED < signs.loss:  # a loss that may be negative has no such scale
-        reason = f"the loss is {signs.loss:g}, more than {EXPLODED:g} times its running median {median:g}"
-        return HealthVerdict(status=Health.ABNORMAL, reason=reason)
-    return HealthVerdict(status=Health.NORMAL, reason=f"the loss is {signs.loss:g}, its running median {median:g}")
+        finite = [each for each in earlier if math.isfinite(each)]
+        if len(finite) < FEWEST_LOSSES:
+            reasons.append(f"{name} is finite; only {len(finite)} came before it")
+            continue
+        median = statistics.median(finite)
+        if 0 < median * most < value:  # a loss that may be negative has no such scale
+            reason = f"{name} is {value:g}, more than {most:g} times its running median {median:g}"
+            return HealthVerdict(status=Health.ABNORMAL, reason=reason)
+        reasons.append(f"{name} is {value:g}, its running median {median:g}")
+    if not reasons:
+        return HealthVerdict(status=None, reason="neither loss nor gradient norm is known")
+    return HealthVerdict(status=Health.NORMAL, reason="; ".join(reasons))
 
 
 def candidates(

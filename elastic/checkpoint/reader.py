@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 from elastic import events
@@ -14,12 +15,15 @@ from elastic.checkpoint.balanced import read_together
 from elastic.checkpoint.foreign import read_foreign
 from elastic.checkpoint.layout import TRACKER, CommitRecord, build_tracker
 from elastic.checkpoint.manifest import Manifest
-from elastic.checkpoint.reading import read_iteration, read_manifest
+from elastic.checkpoint.memory import MemoryTier
+from elastic.checkpoint.reading import read_iteration, read_manifest, read_own_parts
+from elastic.checkpoint.recalling import captured_from, decide, fetch, from_plain, offer_of
+from elastic.checkpoint.restored import Restored
 from elastic.checkpoint.restoring import Attempt, Plan, plan_restore
 from elastic.checkpoint.rng import apply_rng
 from elastic.checkpoint.root import RootIdentity
 from elastic.checkpoint.seams import Committer, Group, Settings
-from elastic.checkpoint.state import Captured, prepare
+from elastic.checkpoint.state import Captured, prepare, wanted_cuts
 from elastic.checkpoint.storage import Storage
 from elastic.checkpoint.survey import VISIBLE_POLL_S, VISIBLE_WITHIN_S, judge
 from elastic.clock import SYSTEM_CLOCK, Clock
@@ -41,38 +45,16 @@ _TOLD: dict[str, type[ElasticError]] = {
 """Errors that rank 0 may meet while deciding, and that every rank then raises as what they are."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Restored:
-    """Where the run stands after a restore. Without a restored position (`tier` "none", or weights only): all 0."""
-
-    iteration: int = 0
-    consumed_samples: int = 0
-    run_digest: int = 0
-    global_batch_size: int | None = None
-    """That of the saved run; None where no position was restored."""
-    world_size: int | None = None
-    seed: int | None = None
-    order_version: int | None = None
-    lineage: str = ""
-    tier: str = "none"
-    """Where the state came from: "disk", or "none" where the run begins."""
-    reason: str
-    own: bool = False
-    """Whether it came from this run's own save_path."""
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """The configuration of the run that saved it."""
-    data: Mapping[str, Any] = field(default_factory=dict)
-    """What that run knew of its data."""
-
-
 class Reader:
     """One restore. Every rank makes one and calls `restore`."""
 
     def __init__(
         self, settings: Settings, identity: RootIdentity | None, *, group: Group, storage: Storage, emit: events.Emit,
         committer: Committer, nonce: Callable[[], str], clock: Clock = SYSTEM_CLOCK, generation: int | None = None,
+        tier: MemoryTier | None = None,
     ) -> None:  # fmt: skip
         """`committer`: asked on rank 0 only. `generation`: that of this start; None: it adopts nothing."""
+        self._tier = tier
         self._settings = settings
         self._committer = committer
         self._nonce = nonce
@@ -85,9 +67,11 @@ class Reader:
         self._emit = emit
         self.ancestors: tuple[str, ...] = ()
         """After a restore of this run's own state: digests of what was committed up to it, itself included."""
+        self.durable = 0
+        """The last committed iteration after such a restore; what came from memory may be newer."""
 
-    def restore(self, tracked: Mapping[str, Any]) -> Restored:
-        """Restore the first iteration that is whole on every rank.
+    def restore(self, tracked: Mapping[str, Any], *, recall: bool = True) -> Restored:
+        """Restore the first iteration that is whole on every rank; with `recall` also one in memory.
 
         Raises:
             NothingToRestore, RunMismatch: see `plan_restore`; also when every candidate turned out damaged.
@@ -95,9 +79,12 @@ class Reader:
             Fenced: a newer generation exists.
         """
         plan = self._plan()
+        if recall and (recalled := self._recall(plan, tracked)) is not None:
+            return recalled
         faults = []
         for attempt in plan.attempts:
-            fault = self._try(attempt, plan, tracked)
+            source = self._source(attempt, plan, tracked)
+            fault = self._try(attempt, plan, tracked, partial(self._read, attempt, plan, source, tracked))
             if isinstance(fault, Restored):
                 self._tell_passed(plan, attempt.iteration)
                 return fault
@@ -152,17 +139,45 @@ class Reader:
         except OSError as error:
             self._emit(events.Notice(text=f"what an earlier start left could not be adopted: {error}"))
 
-    def _try(self, attempt: Attempt, plan: Plan, tracked: Mapping[str, Any]) -> Restored | str:
+    def _recall(self, plan: Plan, tracked: Mapping[str, Any]) -> Restored | None:
+        """Restore from memory, if some rank has a copy there that is worth it; else None, and nothing was changed."""
+        if not self._settings.memory_every_steps or not plan.own or not plan.attempts or self._generation is None:
+            return None
+        held = {offer_of(each): each for each in reversed(self._tier.held()) if each.whole} if self._tier else {}
+        offers = self._group.gather([asdict(each) for each in held])
+        told = self._group.broadcast(None if offers is None else self._choose(offers, plan))
+        chosen = from_plain(told["pick"])
+        if chosen.offer is None:
+            if any(offers or []):
+                self._emit(events.Notice(text=f"not from memory: {chosen.reason}"))
+            return None
+        mine, iteration = held.get(chosen.offer), chosen.offer.iteration
+        attempt = Attempt(directory="memory", iteration=iteration, manifest_digest=None, reason=chosen.reason)
+        everywhere = len(chosen.holders) == self._group.size
+        found = (mine.manifest, dict(mine.images)) if everywhere and mine else fetch(chosen, mine, group=self._group)
+        result = self._try(attempt, plan, tracked, lambda: (captured_from(*found), found[0]), tier="memory")
+        if isinstance(result, Restored):
+            self.ancestors, self.durable = tuple(told["ancestors"]), told["durable"]
+            return result
+        self._reject(attempt, result)
+        return None
+
+    def _choose(self, offers: list[list[dict[str, Any]]], plan: Plan) -> dict[str, Any]:
+        lenient = self._settings.load_unhealthy
+        return decide(offers, record=self._record, plan=plan, load_unhealthy=lenient, storage=self._storage)
+
+    def _try(
+        self, attempt: Attempt, plan: Plan, tracked: Mapping[str, Any],
+        read: Callable[[], tuple[Captured, Manifest | None]], *, tier: str = "disk",
+    ) -> Restored | str:  # fmt: skip
         """Restore one candidate on all ranks, or say why it is damaged; nothing was changed then."""
         apply, restored = None, None
         vote: dict[str, str] = {}
         manifest = None
-        self._await_visible(attempt)
-        source = self._source(attempt, plan)
         try:
-            captured, manifest = self._read(attempt, plan, source)
+            captured, manifest = read()
             apply = prepare(captured, tracked, weights_only=plan.weights_only)
-            restored = self._restored(attempt, plan, manifest)
+            restored = replace(self._restored(attempt, plan, manifest), tier=tier)
         except CheckpointDamaged as error:
             vote = {"damaged": str(error)}
         except Exception as error:  # noqa: BLE001 - because peers wait for this rank's vote, whatever went wrong
@@ -182,6 +197,7 @@ class Reader:
         assert restored is not None
         if restored.own and manifest is not None and attempt.manifest_digest is not None:
             self.ancestors = (*manifest.ancestors, attempt.manifest_digest)
+            self.durable = attempt.iteration
         apply()
         if not plan.weights_only:
             apply_rng(captured.opt, rank=self._group.rank)
@@ -194,10 +210,10 @@ class Reader:
 
         From then on nothing that an older generation still saves can be adopted.
         """
-        if self._generation is None or not plan.own or manifest is None or attempt.manifest_digest is None:
-            return {}
         record = self._record
-        if attempt.adopt or record is None:
+        if self._generation is None or not plan.own or manifest is None:
+            return {}
+        if attempt.manifest_digest is not None and (attempt.adopt or record is None):
             record = CommitRecord(
                 iteration=manifest.iteration,
                 lineage=manifest.lineage,
@@ -205,7 +221,7 @@ class Reader:
                 generation=self._generation,
                 consumed_samples=manifest.consumed_samples,
             )
-        elif record.generation >= self._generation:
+        elif record is None or record.generation >= self._generation:
             return {}
         answer = self._committer.commit(replace(record, generation=self._generation))
         if answer.stale:
@@ -231,9 +247,15 @@ class Reader:
                 return
             self._clock.sleep(VISIBLE_POLL_S)
 
-    def _source(self, attempt: Attempt, plan: Plan) -> Storage:
-        """What to read from: with load_balanced, what all ranks have read together."""
+    def _source(self, attempt: Attempt, plan: Plan, tracked: Mapping[str, Any]) -> Storage:
+        """What to read from, once it is visible here: with load_balanced, what all ranks have read together.
+
+        Where each rank needs only its parts there is nothing to balance.
+        """
+        self._await_visible(attempt)
         if not self._settings.load_balanced or self._group.size == 1 or attempt.manifest_digest is None:
+            return self._storage
+        if wanted_cuts({}, tracked):
             return self._storage
         try:
             digest = attempt.manifest_digest
@@ -248,7 +270,9 @@ class Reader:
             attempt.directory, manifest, storage=self._storage, group=self._group, weights_only=weights_only
         )
 
-    def _read(self, attempt: Attempt, plan: Plan, source: Storage) -> tuple[Captured, Manifest | None]:
+    def _read(
+        self, attempt: Attempt, plan: Plan, source: Storage, tracked: Mapping[str, Any]
+    ) -> tuple[Captured, Manifest | None]:
         if attempt.manifest_digest is None:
             if not plan.weights_only:
                 raise CheckpointError(
@@ -261,8 +285,14 @@ class Reader:
                 "it was saved with no_save_optim and holds weights only, so training cannot be continued from it. "
                 "Set checkpoint.load_path to it, no_load_optim: True and another save_path to start from its weights."
             )
-        captured = read_iteration(attempt.directory, manifest, storage=source, weights_only=plan.weights_only)
-        return captured, manifest
+        directory, weights_only = attempt.directory, plan.weights_only
+        if not (cuts := wanted_cuts(manifest.values, tracked)):
+            return read_iteration(directory, manifest, storage=source, weights_only=weights_only), manifest
+        rank = self._group.rank
+        return (
+            read_own_parts(directory, manifest, storage=source, cuts=cuts, rank=rank, weights_only=weights_only),
+            manifest,
+        )
 
     def _restored(self, attempt: Attempt, plan: Plan, manifest: Manifest | None) -> Restored:
         reason = f"{attempt.directory}: {attempt.reason}"

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 from torch import Tensor
 
 from elastic.checkpoint.checksums import fault_of
-from elastic.checkpoint.layout import MANIFEST, MAX_JSON_BYTES, ShardKind, parse_shard_name
+from elastic.checkpoint.cuts import Cut
+from elastic.checkpoint.image import read_views
+from elastic.checkpoint.layout import MANIFEST, MAX_JSON_BYTES, METADATA, ShardKind, parse_shard_name
 from elastic.checkpoint.manifest import FileFacts, Manifest, digest
+from elastic.checkpoint.metadata import Piece, parse_metadata
+from elastic.checkpoint.partial import PartReader, VerifiedFile
+from elastic.checkpoint.pieces import assemble
+from elastic.checkpoint.rng import PREFIX
 from elastic.checkpoint.shards import decode_shard, original_form
 from elastic.checkpoint.state import Captured
-from elastic.checkpoint.storage import Storage
+from elastic.checkpoint.storage import LARGE_BYTES, BulkReader, Storage
 from elastic.checkpoint.survey import read_small
 from elastic.errors import CheckpointDamaged
 
@@ -37,38 +44,132 @@ def read_iteration(directory: str, manifest: Manifest, *, storage: Storage, weig
     Raises:
         CheckpointDamaged: a file is not what the manifest says; the message names it.
     """
-    tensors: dict[ShardKind, dict[str, Tensor]] = {ShardKind.MODEL: {}, ShardKind.OPT: {}}
-    notes = manifest.values.get("tensors", {})
-    if not isinstance(notes, dict):
-        raise CheckpointDamaged(f"{MANIFEST}: its notes on tensors are {notes!r:.60}, expected an object")
+    files: dict[ShardKind, dict[str, dict[str, Tensor]]] = {ShardKind.MODEL: {}, ShardKind.OPT: {}}
+    metadata = b""
     for name, facts in manifest.files.items():
         shard = parse_shard_name(name)
         if weights_only and shard is not None and shard.kind is ShardKind.OPT:
             continue
         data = _verified(directory, name, facts, storage)
         if shard is not None:
-            for each, tensor in decode_shard(data, file_name=name).items():
-                if each in tensors[shard.kind]:
-                    raise CheckpointDamaged(f"{each} is in {name} and in another file, too")
-                tensors[shard.kind][each] = original_form(tensor, notes.get(each))
-    return Captured(model=tensors[ShardKind.MODEL], opt=tensors[ShardKind.OPT], values=dict(manifest.values))
+            files[shard.kind][name] = decode_file(data, file_name=name)
+        elif name == METADATA:
+            metadata = bytes(data)
+    notes = _notes(manifest)
+    tensors = {kind: _joined(held, metadata) for kind, held in files.items()}
+    return Captured(
+        model={name: original_form(each, notes.get(name)) for name, each in tensors[ShardKind.MODEL].items()},
+        opt={name: original_form(each, notes.get(name)) for name, each in tensors[ShardKind.OPT].items()},
+        values=dict(manifest.values),
+    )
 
 
-def _verified(directory: str, name: str, facts: FileFacts, storage: Storage) -> bytes:
+def read_own_parts(
+    directory: str, manifest: Manifest, *, storage: Storage, cuts: Mapping[str, Cut], rank: int,
+    weights_only: bool = False,
+) -> Captured:  # fmt: skip
+    """What one rank needs of an iteration: of the tensors in `cuts` its part, of the others all; verified.
+
+    Of the files of which some is needed only that much is read; random states of other ranks are not.
+
+    Raises:
+        CheckpointDamaged: what was read is not what the manifest says; the message names the file.
+    """
+    if METADATA not in manifest.files:
+        raise CheckpointDamaged(f"{MANIFEST} names no {METADATA}")
+    metadata = bytes(_verified(directory, METADATA, manifest.files[METADATA], storage))
+    readers = {kind: PartReader(metadata, cuts) for kind in ShardKind}
+    others = tuple(f"{PREFIX}{each}." for each in range(manifest.world_size) if each != rank)
+    for name, facts in manifest.files.items():
+        shard = parse_shard_name(name)
+        if shard is None:
+            _verified(directory, name, facts, storage)
+        elif shard.kind is ShardKind.MODEL:
+            readers[shard.kind].take(name, VerifiedFile(directory, name, facts, storage=storage))
+        elif not weights_only:
+            readers[shard.kind].take(name, VerifiedFile(directory, name, facts, storage=storage), skip=others)
+    notes = _notes(manifest)
+    found: dict[ShardKind, dict[str, Tensor]] = {}
+    known: dict[str, Cut] = {}
+    for kind, reader in readers.items():
+        tensors = reader.finish()
+        found[kind] = {
+            name: each if cut is not None else original_form(each, notes.get(name))
+            for name, (each, cut) in tensors.items()
+        }
+        known |= {name: cut for name, (_, cut) in tensors.items() if cut is not None}
+    return Captured(
+        model=found[ShardKind.MODEL], opt=found[ShardKind.OPT], cuts=known, values=dict(manifest.values)
+    )  # fmt: skip
+
+
+def _notes(manifest: Manifest) -> dict[str, object]:
+    notes = manifest.values.get("tensors", {})
+    if not isinstance(notes, dict):
+        raise CheckpointDamaged(f"{MANIFEST}: its notes on tensors are {notes!r:.60}, expected an object")
+    return notes
+
+
+def _joined(files: Mapping[str, Mapping[str, Tensor]], metadata: bytes) -> dict[str, Tensor]:
+    """Tensors of several files; one that lies in more than one of them is put together."""
+    places: dict[str, list[str]] = {}
+    for file_name, tensors in files.items():
+        for name in tensors:
+            places.setdefault(name, []).append(file_name)
+    several = {name for name, found in places.items() if len(found) > 1}
+    if not several:
+        return {name: files[found[0]][name] for name, found in places.items()}
+    try:
+        pieces: dict[str, list[Piece]] = {name: [] for name in several}
+        for piece in parse_metadata(metadata):
+            if piece.name in several:
+                pieces[piece.name].append(piece)
+    except ValueError as error:
+        raise CheckpointDamaged(str(error)) from error
+    for name in several:
+        if sorted(piece.file_name for piece in pieces[name]) != sorted(places[name]):
+            raise CheckpointDamaged(
+                f"{name} is in {', '.join(places[name])}; {METADATA} says it is in "
+                f"{', '.join(piece.file_name for piece in pieces[name]) or 'none'}"
+            )
+    return {
+        name: assemble(pieces[name], files) if name in several else files[found[0]][name]
+        for name, found in places.items()
+    }
+
+
+def decode_file(data: bytes | memoryview, *, file_name: str) -> dict[str, Tensor]:
+    """The tensors of what `read_file` gave; views of it, where it may stay.
+
+    Raises:
+        CheckpointDamaged: not a safetensors file.
+    """
+    if isinstance(data, bytes):
+        return decode_shard(data, file_name=file_name)
+    try:
+        return read_views(data, file_name=file_name)
+    except ValueError as error:
+        raise CheckpointDamaged(str(error)) from error
+
+
+def _verified(directory: str, name: str, facts: FileFacts, storage: Storage) -> bytes | memoryview:
     data = read_file(directory, name, storage)
     if (fault := fault_of(data, facts, name=name)) is not None:
         raise CheckpointDamaged(fault)
     return data
 
 
-def read_file(directory: str, name: str, storage: Storage) -> bytes:
-    """One file.
+def read_file(directory: str, name: str, storage: Storage) -> bytes | memoryview:
+    """One file; a large one in memory where its tensors can stay.
 
     Raises:
         CheckpointDamaged: it cannot be read, or not into the memory that there is.
     """
+    path = os.path.join(directory, name)
     try:
-        return storage.read(os.path.join(directory, name))
+        if isinstance(storage, BulkReader) and (storage.size_bytes(path) or 0) >= LARGE_BYTES:
+            return storage.read_bulk(path)
+        return storage.read(path)
     except OSError as error:
         raise CheckpointDamaged(f"{name} cannot be read: {error}") from error
     except MemoryError as error:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import zlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from elastic.checkpoint.layout import IDENTITY, MAX_SMALL_BYTES, load_json, parse_iteration_dir, take
 from elastic.checkpoint.storage import PosixStorage, Storage
@@ -14,6 +16,10 @@ from elastic.errors import RunMismatch, UsageError
 
 _UNNAMED = (None, "", "none")
 """What torchrun's job id is when nobody gave one."""
+
+
+_PLAIN = {"job_id", "lineage"}
+"""The keys where there is no checksum: as early versions and people write it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +54,7 @@ def claim(
         _refuse_foreign(root, storage)
         fresh = RootIdentity(job_id=nonce() if job_id in _UNNAMED else str(job_id), lineage=nonce())
         try:
-            storage.create(path, json.dumps(asdict(fresh), indent=1).encode())
+            storage.create(path, _to_bytes(fresh))
             storage.sync_dir(os.path.dirname(os.path.abspath(root)))  # the root's own name is new, too
         except OSError as error:
             raise _not_writable(root, str(error)) from error
@@ -100,14 +106,25 @@ def _refuse_foreign(root: str, storage: Storage) -> None:
         )
 
 
+def _to_bytes(identity: RootIdentity) -> bytes:
+    plain: dict[str, Any] = asdict(identity)
+    text = json.dumps(plain, indent=1)
+    return json.dumps({**plain, "crc32": zlib.crc32(text.encode())}, indent=1).encode()
+
+
 def _read(path: str, storage: Storage) -> RootIdentity:
     try:
-        plain = load_json(storage.read(path), what=IDENTITY, limit_bytes=MAX_SMALL_BYTES)
-        return RootIdentity(
+        data = storage.read(path)
+        plain = load_json(data, what=IDENTITY, limit_bytes=MAX_SMALL_BYTES)
+        identity = RootIdentity(
             job_id=take(plain, "job_id", str, what=IDENTITY), lineage=take(plain, "lineage", str, what=IDENTITY)
         )
+        if plain.keys() != _PLAIN and _to_bytes(identity) != data:
+            raise ValueError(f"{IDENTITY} is not what was written: its checksum does not match")
+        return identity
     except (OSError, ValueError) as error:
         raise UsageError(
             f"{path} cannot be read: {error}. It says which run the directory belongs to; job_id and lineage also "
-            f"stand in the elastic.json of each iteration: write them back, or choose another checkpoint.save_path."
+            f"stand in the elastic.json of each iteration: write these two back as a JSON object, or choose another "
+            "checkpoint.save_path."
         ) from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import safetensors
@@ -14,6 +14,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
+from elastic.checkpoint.cuts import Cut
 from elastic.checkpoint.layout import ShardKind, shard_name
 from elastic.checkpoint.metadata import TensorFacts
 from elastic.errors import CheckpointDamaged, CheckpointError
@@ -26,31 +27,52 @@ class Shard:
     name: str
     kind: ShardKind
     tensors: Mapping[str, Tensor]
+    cuts: Mapping[str, Cut] = field(default_factory=dict)
+    """Of those among the tensors that are only a part of one."""
 
 
 def own_shards(
     *, model: Mapping[str, Tensor], opt: Mapping[str, Tensor], own: Mapping[str, Tensor], rank: int, world_size: int,
-    prefix: str,
+    prefix: str, cuts: Mapping[str, Cut] | None = None,
 ) -> list[Shard]:  # fmt: skip
-    """The files of one rank: its part of the replicated `model` and `opt`, and its `own` state beside the latter.
+    """The files of one rank: its share of the replicated `model` and `opt`, and its `own` state beside the latter.
 
     Every rank must have own state, or none. A file is numbered among those of its kind that hold something.
+    `cuts`: of the tensors in `model` and `opt` that are no replicas but this rank's part, which it writes itself.
+
+    Raises:
+        CheckpointError: a tensor is dealt out over other ranks than these.
     """
-    replicated = {ShardKind.MODEL: model, ShardKind.OPT: opt}
+    cuts = cuts or {}
+    for name, cut in cuts.items():
+        if (cut.rank, cut.ranks) != (rank, world_size):
+            raise CheckpointError(
+                f"{name} is dealt out over {cut.ranks} ranks, of which this is {cut.rank}; the world is rank {rank} "
+                f"of {world_size}: deal it out over all of them"
+            )
+    state = {ShardKind.MODEL: model, ShardKind.OPT: opt}
     sizes = {
-        f"{kind}/{name}": size_bytes(each) for kind, tensors in replicated.items() for name, each in tensors.items()
+        f"{kind}/{name}": size_bytes(each)
+        for kind, tensors in state.items()
+        for name, each in tensors.items()
+        if name not in cuts
     }
     owners = assign(sizes, world_size=world_size)
     shards = []
-    for kind, tensors in replicated.items():
-        holders = sorted({owners[f"{kind}/{name}"] for name in tensors})
-        mine = {name: each for name, each in tensors.items() if owners[f"{kind}/{name}"] == rank}
+    for kind, tensors in state.items():
+        writers = {name: cuts[name].holders if name in cuts else (owners[f"{kind}/{name}"],) for name in tensors}
+        holders = sorted({each for ranks in writers.values() for each in ranks})
+        mine = {name: each for name, each in tensors.items() if rank in writers[name]}
         if kind is ShardKind.OPT and own:
             holders = list(range(world_size))
             mine |= own
         if mine:
             name = shard_name(kind, index=holders.index(rank), total=len(holders), prefix=prefix)
-            shards.append(Shard(name=name, kind=kind, tensors=mine))
+            parts = {each: cuts[each] for each in mine if each in cuts}
+            for each, cut in parts.items():
+                if 0 in cut.shape:
+                    mine[each] = mine[each].new_empty(cut.shape)  # a whole without elements is one piece
+            shards.append(Shard(name=name, kind=kind, tensors=mine, cuts=parts))
     return shards
 
 
@@ -74,22 +96,24 @@ def size_bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def describe(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+def describe(tensors: Mapping[str, Tensor], cuts: Mapping[str, Cut] | None = None) -> dict[str, Any]:
     """What a file cannot say of its tensors: complex128, and the strides of those that do not lie row by row."""
     notes: dict[str, Any] = {}
     for name, tensor in tensors.items():
         note: dict[str, Any] = {}
         if tensor.dtype == torch.complex128:
             note["dtype"] = "complex128"
-        if not tensor.is_contiguous() and _is_dense(tensor.shape, tensor.stride()):
+        if name not in (cuts or {}) and not tensor.is_contiguous() and _is_dense(tensor.shape, tensor.stride()):
             note["strides"] = list(tensor.stride())
         if note:
             notes[name] = note
     return notes
 
 
-def encode_shard(tensors: Mapping[str, Tensor]) -> tuple[bytes, list[TensorFacts]]:
-    """The bytes of a safetensors file, and what each tensor is in it.
+def encode_shard(
+    tensors: Mapping[str, Tensor], cuts: Mapping[str, Cut] | None = None
+) -> tuple[bytes, list[TensorFacts]]:
+    """The bytes of a safetensors file, and what each tensor is in it. `cuts`: of those that are parts.
 
     Raises:
         CheckpointError: a tensor that the format cannot hold.
@@ -103,7 +127,7 @@ def encode_shard(tensors: Mapping[str, Tensor]) -> tuple[bytes, list[TensorFacts
         storages.add(at)
     try:
         data = save_tensors(stored, metadata={"format": "pt"})
-        return data, _facts(data)
+        return data, _facts(data, cuts or {})
     except (ValueError, KeyError, RuntimeError, safetensors.SafetensorError) as error:
         raise CheckpointError(f"a tensor cannot be stored as safetensors: {error}") from error
 
@@ -177,11 +201,17 @@ def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
     return True
 
 
-def _facts(data: bytes) -> list[TensorFacts]:
+def facts_of_tensor(name: str, dtype: str, shape: tuple[int, ...], cut: Cut | None) -> TensorFacts:
+    """What a tensor, or the part of one that `cut` gives, is in its file."""
+    whole, offset = (shape, (0,) * len(shape)) if cut is None else (cut.shape, cut.window.offset)
+    return TensorFacts(name=name, dtype=dtype, shape=shape, whole=whole, offset=offset)
+
+
+def _facts(data: bytes, cuts: Mapping[str, Cut]) -> list[TensorFacts]:
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
-    return [
-        TensorFacts(name=name, dtype=entry["dtype"], shape=tuple(entry["shape"]))
-        for name, entry in header.items()
-        if name != "__metadata__"
-    ]
+    facts = []
+    for name, entry in header.items():
+        if name != "__metadata__":
+            facts.append(facts_of_tensor(name, entry["dtype"], tuple(entry["shape"]), cuts.get(name)))
+    return facts

@@ -87,6 +87,11 @@ class Snapshots:
         """Copy everything, for a restart; False where the arena is still being written to disk."""
         return self._take(draft, shards, captured, keep=False) is not None
 
+    def forget_newer(self, iteration: int) -> None:
+        """What is newer than the state that training goes on from is of a line that was left."""
+        if self._tier is not None:
+            self._tier.forget_newer(iteration)
+
     def give_back(self, copied: Copied) -> None:
         """It is on disk, or will never be."""
         if self._tier is not None and copied.taken is not None:
@@ -100,15 +105,16 @@ class Snapshots:
 
     def _take(self, draft: Manifest, shards: Sequence[Shard], captured: Captured, *, keep: bool) -> Taken | None:
         begun_s = self._clock.monotonic_s()
-        rest = _rest(captured, shards) if self.kept else []
+        kept = self.kept and not captured.cuts  # of parts a restart needs those of other nodes, too
+        rest = _rest(captured, shards) if kept else []
 
         def take(tier: MemoryTier) -> Taken | None:
-            return tier.take(draft, [*shards, *rest], rank=self._rank, whole=self.kept, keep=keep)
+            return tier.take(draft, [*shards, *rest], rank=self._rank, whole=kept, keep=keep)
 
         taken = self._guarded(take)
         if taken is None:
             self._skipped += self._tier is not None
-        elif self.kept:
+        elif kept:
             self._tell(draft, taken, begun_s)
         return taken
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from elastic.checkpoint import modules, optimizers
+from elastic.checkpoint.cuts import Cut
 from elastic.checkpoint.modules import Difference
+from elastic.checkpoint.sharded import part_of, state_names
 from elastic.checkpoint.shards import describe
 from elastic.checkpoint.values import check_references, decode, encode
 from elastic.errors import CheckpointError, ElasticError
@@ -22,6 +24,8 @@ class Captured:
 
     model: dict[str, Tensor]
     opt: dict[str, Tensor]
+    cuts: dict[str, Cut] = field(default_factory=dict)
+    """Of the tensors, model's and opt's, of which only this rank's part is here."""
     values: dict[str, Any]
     """JSON: `objects` (by tracked name), `ties`, `tensors` (what a file cannot say of them)."""
 
@@ -44,18 +48,25 @@ def capture(tracked: Mapping[str, Any], *, weights_only: bool = False) -> Captur
     parts = _sort(tracked)
     model: dict[str, Tensor] = {}
     opt: dict[str, Tensor] = {}
+    cuts: dict[str, Cut] = {}
     ties: dict[str, str] = {}
     objects: dict[str, Any] = {}
 
     def keep(name: str, tensor: Tensor) -> str:
         if name in opt:
             raise CheckpointError(f"two states would both be stored as {name!r}: track them under other names")
-        opt[name] = tensor
+        opt[name], cut = part_of(tensor, name=name)
+        if cut is not None:
+            raise CheckpointError(
+                f"{name} is dealt out over the ranks, which is known of modules and optimizers only: track its object "
+                "as one of these, or give the whole tensor in its state_dict()"
+            )
         return name
 
     for key, (module, prefix) in parts.modules.items():
         taken = modules.capture_module(module, prefix=prefix)
         _merge(model, taken.tensors)
+        cuts |= taken.cuts
         ties |= taken.ties
         if not weights_only:
             others = {name: encode(value, path=f"extra.{name}", sink=keep) for name, value in taken.others.items()}
@@ -63,13 +74,32 @@ def capture(tracked: Mapping[str, Any], *, weights_only: bool = False) -> Captur
     if not weights_only:
         names = _parameter_names(parts)
         for key, (optimizer, prefix) in parts.optimizers.items():
-            state = optimizers.capture_optimizer(optimizer, key=key, names=names, prefix=prefix)
+            state = optimizers.capture_optimizer(optimizer, key=key, names=names, prefix=prefix, cuts=cuts)
             _merge(opt, state.tensors)
+            cuts |= state.cuts
             objects[key] = {"kind": "optimizer", **state.plain}
         for key, other in parts.others.items():
             objects[key] = {"kind": "other", "state": encode(other.state_dict(), path=f"extra.{key}", sink=keep)}
-    notes = describe(model) | describe(opt)
-    return Captured(model=model, opt=opt, values={"objects": objects, "ties": ties, "tensors": notes})
+    notes = describe(model, cuts) | describe(opt, cuts)
+    return Captured(model=model, opt=opt, cuts=cuts, values={"objects": objects, "ties": ties, "tensors": notes})
+
+
+def wanted_cuts(values: Mapping[str, Any], tracked: Mapping[str, Any]) -> dict[str, Cut]:
+    """Of which saved tensors this rank needs only a part, and which; none where nothing here is dealt out over ranks.
+
+    `values`: those of the saved state.
+    """
+    parts = _sort(tracked)
+    own = _own_cuts(parts)
+    if not own:
+        return {}
+    ties, objects = values.get("ties", {}), values.get("objects", {})
+    wanted = {ties.get(name, name): cut for name, cut in own.items()}
+    for key in parts.optimizers:
+        for member, tensor in state_names(objects.get(key, {}).get("state", {})):
+            if member in own:
+                wanted[tensor] = own[member]
+    return wanted
 
 
 def prepare(captured: Captured, tracked: Mapping[str, Any], *, weights_only: bool = False) -> Callable[[], None]:
@@ -90,7 +120,9 @@ def prepare(captured: Captured, tracked: Mapping[str, Any], *, weights_only: boo
     for module, prefix in parts.modules.values():
         # Each module is shown its own names only, so that nothing of another one looks superfluous.
         saved = {name: tensor for name, tensor in captured.model.items() if _owner(name, prefixes) == prefix}
-        found, unlike = modules.match_module(module, saved, ties, prefix=prefix, exact=not weights_only)
+        found, unlike = modules.match_module(
+            module, saved, ties, prefix=prefix, exact=not weights_only, cuts=captured.cuts
+        )
         pairs += found
         _extend(difference, unlike)
     orders: dict[str, list[int]] = {}
@@ -130,9 +162,18 @@ def _apply_objects(captured: Captured, parts: _Sorted, orders: Mapping[str, list
     for key, (module, prefix) in parts.modules.items():
         if others := objects[key]["others"]:
             _apply_others(module, prefix, {name: decode(plain, tensors=captured.opt) for name, plain in others.items()})
-    names = _parameter_names(parts)
+    names, cuts = _parameter_names(parts), _own_cuts(parts)
     for key, (optimizer, _) in parts.optimizers.items():
-        optimizers.apply_optimizer(optimizer, objects[key], captured.opt, order=orders[key], key=key, names=names)
+        optimizers.apply_optimizer(
+            optimizer,
+            objects[key],
+            captured.opt,
+            order=orders[key],
+            key=key,
+            names=names,
+            cuts=cuts,
+            known=captured.cuts,
+        )
     for key, other in parts.others.items():
         other.load_state_dict(decode(objects[key]["state"], tensors=captured.opt))
 
@@ -218,6 +259,16 @@ def _parameter_names(parts: _Sorted) -> dict[int, str]:
             if isinstance(value, Tensor):
                 names.setdefault(id(value), name)
     return names
+
+
+def _own_cuts(parts: _Sorted) -> dict[str, Cut]:
+    """Cuts of the modules' tensors by each of their names, further names of tied ones included."""
+    cuts: dict[str, Cut] = {}
+    for module, prefix in parts.modules.values():
+        for name, value in modules.live_state(module, prefix=prefix).items():
+            if isinstance(value, Tensor) and (cut := part_of(value, name=name)[1]) is not None:
+                cuts[name] = cut
+    return cuts
 
 
 def _merge(into: dict[str, Tensor], tensors: Mapping[str, Tensor]) -> None:

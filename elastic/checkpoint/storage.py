@@ -5,14 +5,16 @@ Paths are str, so that a URI stays what it is.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
+import mmap
 import os
 import secrets
 import shutil
 import zlib
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from elastic.checkpoint.manifest import FileFacts
 
@@ -20,8 +22,8 @@ _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1
 _CHUNK_BYTES = 4 << 20
 _PAGE_BYTES = 4096
-_DIRECT_FROM_BYTES = 1 << 20
-"""Less is written faster through the page cache."""
+LARGE_BYTES = 1 << 22
+"""Less is written faster through the page cache, to a new file, by one thread."""
 _DIRECT_CHUNK_BYTES = 32 << 20
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
@@ -78,6 +80,27 @@ class Storage(Protocol):
         ...
 
 
+@runtime_checkable
+class Recycler(Protocol):
+    """A storage on which writing over a file that has its blocks already is faster than writing a new one."""
+
+    def rewrite(self, spare: str, path: str, data: memoryview) -> bool:
+        """As `write`, with the blocks of a file that nobody wants any more, which is gone then.
+
+        False where that cannot be done; nothing is at `path` then.
+        """
+        ...
+
+
+@runtime_checkable
+class BulkReader(Protocol):
+    """A storage that reads large files straight to where their tensors can stay."""
+
+    def read_bulk(self, path: str) -> memoryview:
+        """All bytes of a file, in memory of their own that may be written to."""
+        ...
+
+
 class PosixStorage:
     """A local or network file system."""
 
@@ -97,6 +120,15 @@ class PosixStorage:
         with open(path, "rb") as file:
             return file.read()
 
+    def read_bulk(self, path: str) -> memoryview:
+        with open(path, "rb", buffering=0) as file:
+            size_bytes = os.fstat(file.fileno()).st_size
+            data = memoryview(_memory(size_bytes))[:size_bytes]
+            at = 0
+            while at < size_bytes and (count := file.readinto(data[at:])):
+                at += count
+        return data[:at]
+
     def read_part(self, path: str, start: int, stop: int) -> bytes:
         with open(path, "rb") as file:
             file.seek(start)
@@ -114,13 +146,32 @@ class PosixStorage:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
             view = memoryview(data)
-            if isinstance(data, memoryview) and len(data) >= _DIRECT_FROM_BYTES:
+            if isinstance(data, memoryview) and len(data) >= LARGE_BYTES:
                 view = _write_direct(fd, view)
             while view:
                 view = view[os.write(fd, view) :]
             os.fsync(fd)
         finally:
             os.close(fd)
+
+    def rewrite(self, spare: str, path: str, data: memoryview) -> bool:
+        try:
+            if os.stat(spare).st_nlink != 1:
+                return False  # somebody keeps it under another name, too
+            if not _rename_noreplace(spare, path):
+                return False
+        except OSError:
+            return False
+        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            view = _write_direct(fd, data)
+            while view:
+                view = view[os.write(fd, view) :]
+            os.ftruncate(fd, len(data))
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        return True
 
     def replace(self, path: str, data: bytes) -> None:
         temp = _beside(path)
@@ -193,6 +244,17 @@ def _write_direct(fd: int, view: memoryview) -> memoryview:
     finally:
         fcntl.fcntl(fd, fcntl.F_SETFL, flags)
     return view
+
+
+def _memory(size_bytes: int) -> mmap.mmap:
+    """Memory for a file, in large pages where there are any. Raises MemoryError."""
+    try:
+        memory = mmap.mmap(-1, max(1, size_bytes))
+    except OSError as error:
+        raise MemoryError(f"{size_bytes} bytes are not to be had: {error}") from error
+    with contextlib.suppress(OSError, AttributeError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
 
 
 def _beside(path: str) -> str:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from elastic.config.model import Settings
+from elastic.config.model import Numerics, Settings
 from elastic.errors import Problem
 from elastic.plan.batch_mode import BatchMode
 
@@ -44,6 +44,12 @@ def _training(settings: Settings) -> Iterator[Conflict]:
             keys=("training.rank_batch_size", "training.micro_batch_size"),
             what=f"training.rank_batch_size {training.rank_batch_size} is not a multiple of"
             f" training.micro_batch_size {training.micro_batch_size}",
+        )
+    if training.batch is BatchMode.PER_RANK and training.numerics is Numerics.EXACT:
+        yield Conflict(
+            keys=("training.numerics", "training.batch"),
+            what="training.numerics is exact, but with training.batch per_rank each world size has a batch of its own;"
+            " give training.batch: fixed_global, or training.numerics: plain",
         )
     if model.width % model.heads:
         yield Conflict(

@@ -33,6 +33,13 @@ class Numerics(enum.StrEnum):
     EXACT = "exact"
 
 
+class StrategyKind(enum.StrEnum):
+    """How parameters, gradients and optimizer state lie on the workers."""
+
+    REPLICATE = "replicate"
+    FSDP2 = "fsdp2"
+
+
 class SaveMode(enum.StrEnum):
     """Whether training waits until a save is durable."""
 
@@ -113,6 +120,10 @@ class TrainingSettings:
         metadata=_about(
             "a step's loss is not finite: stop, skip the step, or roll_back to the last save and skip from there on"
         ),
+    )
+    strategy: StrategyKind = field(
+        default=StrategyKind.REPLICATE,
+        metadata=_about("replicate: every worker holds the whole model; fsdp2: each holds a part of every parameter"),
     )
     numerics: Numerics = field(
         default=Numerics.PLAIN,

@@ -14,7 +14,7 @@ from elastic.data.carrier import Carrier, Transport
 from elastic.data.fetch import Collate, Fetched, Fetcher, MapDataset, NumberedDataset
 from elastic.data.sampler import SlotSampler
 from elastic.data.stream import ShardStream, StreamFetcher
-from elastic.errors import DataError, ElasticError
+from elastic.errors import DataError, ElasticError, UsageError
 from elastic.plan.batch import BatchPlan, MicroSpan, share
 from elastic.plan.data_order import DataOrder, SampleOrder
 from elastic.plan.stream import StreamOrder
@@ -101,6 +101,22 @@ class ElasticLoader:
         spans = self._plan.micro_batches(self._position, world_size=self._world_size, rank=self._rank)
         self._step = _Step(spans=spans)
         return self._fetch(self._step)
+
+    def stand_in(self) -> MicroBatch:
+        """The step's first micro-batch, for a rank that has fewer than others and must keep them company. No part of
+        the account.
+
+        Raises:
+            UsageError: the data is a stream, of which each micro-batch comes once.
+        """
+        if isinstance(self._dataset, ShardStream):
+            raise UsageError(
+                "with training.strategy: fsdp2 all ranks need equally many micro-batches of a stream: make "
+                "global_batch_size a multiple of micro_batch_size times the number of workers"
+            )
+        first, *_ = self._plan.micro_batches(self._position, world_size=self._world_size, rank=0)
+        keys = [(sample, self._order.index(sample)) for sample in range(first.start, first.stop)]
+        return _checked(self._fetcher().__getitems__(keys), first)[0]
 
     def commit(self) -> int:
         """The optimizer step is done: move the position past it, and return it.

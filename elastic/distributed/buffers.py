@@ -12,8 +12,9 @@ Marks = dict[str, tuple[int, int]]
 
 def marks_of(model: nn.Module) -> Marks:
     """The present state of the buffers that a checkpoint would hold; caches are left out."""
-    saved = model.state_dict(keep_vars=True).keys()
-    return {name: (id(buffer), buffer._version) for name, buffer in model.named_buffers() if name in saved}
+    buffers = dict(model.named_buffers())
+    saved = model.state_dict(keep_vars=True).keys() if buffers else ()
+    return {name: (id(buffer), buffer._version) for name, buffer in buffers.items() if name in saved}
 
 
 def refuse_changed(before: Marks, model: nn.Module) -> None:

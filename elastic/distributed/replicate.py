@@ -9,10 +9,12 @@ division by the global weight (`scale_`) makes uneven shares exact.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from elastic.distributed.buckets import Bucket, Gradients, lay_out
 from elastic.distributed.buffers import Marks, marks_of, refuse_changed
@@ -25,6 +27,8 @@ from elastic.plan.tree import Spread
 
 class Replica:
     """One rank's replica of a model, and the flat gradients of it."""
+
+    lockstep = False
 
     def __init__(self, model: nn.Module, group: Collectives, *, exact: bool = False) -> None:
         """`exact`: sums whose bits do not depend on the world size."""
@@ -55,6 +59,12 @@ class Replica:
             self.group.broadcast_(whole.reshape(-1).view(torch.uint8))
             if whole.data_ptr() != data.data_ptr():
                 data.copy_(whole)
+
+    def adopt(self, optimizer: Optimizer) -> None:
+        """Nothing is needed: its parameters are the model's own."""
+
+    def begin_stand_in(self, *, last: bool) -> None:
+        """Never needed."""
 
     def begin_step(self, spread: Spread) -> None:
         """Forget the last step's gradients.
@@ -102,6 +112,11 @@ class Replica:
         assert self._gradients is not None  # there are sums to scale
         for flat in self._gradients.flats:
             flat.mul_(factor)
+
+    def grad_norm(self) -> float:
+        """Length of all gradients together."""
+        assert self._gradients is not None  # there are sums to measure
+        return math.hypot(*(float(torch.linalg.vector_norm(each)) for each in self._gradients.flats))
 
     def _attach(self) -> None:
         assert self._gradients is not None

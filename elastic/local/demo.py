@@ -219,7 +219,7 @@ class Narrator:
                 return f"RECOVERED in {event.seconds:.2f} s, {event.lost_steps} steps to do again"
             case StepCommitted() if record.rank == 0 and event.iteration % 50 == 0:
                 return f"step {event.iteration}  loss {event.loss:.3f}  world {event.world_size}"
-            case CheckpointSaved() if event.iteration % 100 == 0:
+            case CheckpointSaved(tier="disk") if event.iteration % 100 == 0:
                 return f"saved step {event.iteration} ({event.bytes / 1e6:.0f} MB in {event.seconds:.2f} s)"
             case JobEnded():
                 return f"{record.node}: {event.outcome}"

@@ -179,6 +179,17 @@ CHECKPOINT_DURATION = _histogram(
     "elastic_checkpoint_duration_seconds", "Time of one committed save.", RECOVERY_BUCKETS_S, tier=TIERS
 )
 CHECKPOINT_BYTES = _counter("elastic_checkpoint_bytes_total", "Bytes of committed saves.", tier=TIERS)
+CHECKPOINT_STALL = _counter(
+    "elastic_checkpoint_stall_seconds_total", "Time that training waited for saves and for copies in memory.",
+    tier=TIERS,
+)  # fmt: skip
+CHECKPOINT_SKIPPED = _counter(
+    "elastic_checkpoint_skipped_total", "Saves and copies left out, since the one before was still being written.",
+    tier=TIERS,
+)  # fmt: skip
+RESTORES = _counter(
+    "elastic_restores_total", "Restores by where the state came from. Counted on rank 0's node.", tier=TIERS
+)
 CHECKPOINT_FAILURES = _counter("elastic_checkpoint_failures_total", "Saves that did not become durable.")
 CHECKPOINT_FALLBACKS = _counter(
     "elastic_checkpoint_fallbacks_total", "Iterations passed over while restoring, since they were damaged."
@@ -219,6 +230,9 @@ DEFINITIONS: tuple[Definition, ...] = (
     CHECKPOINT_INTERVAL,
     CHECKPOINT_DURATION,
     CHECKPOINT_BYTES,
+    CHECKPOINT_STALL,
+    CHECKPOINT_SKIPPED,
+    RESTORES,
     CHECKPOINT_FAILURES,
     CHECKPOINT_FALLBACKS,
     FENCED_OPERATIONS,

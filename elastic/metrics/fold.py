@@ -129,6 +129,8 @@ class Metrics(Collector):
     def _restored(self, record: events.Record, event: events.Restored) -> None:
         self._values.set(of.STEP, event.iteration)
         self._values.set(of.CONSUMED_SAMPLES, event.consumed_samples)
+        if record.rank in (0, None) and event.tier != "none":
+            self._values.add(of.RESTORES, 1, event.tier)
 
     def _step_committed(self, record: events.Record, event: events.StepCommitted) -> None:
         self._values.set(of.STEP, event.iteration)
@@ -152,6 +154,8 @@ class Metrics(Collector):
         self._values.set(of.CHECKPOINT_STEP, event.iteration, event.tier)
         self._values.observe(of.CHECKPOINT_DURATION, event.seconds, event.tier)
         self._values.add(of.CHECKPOINT_BYTES, event.bytes, event.tier)
+        self._values.add(of.CHECKPOINT_STALL, event.stall_s, event.tier)
+        self._values.add(of.CHECKPOINT_SKIPPED, event.skipped, event.tier)
         if event.interval_s is not None:
             self._values.set(of.CHECKPOINT_INTERVAL, event.interval_s, event.tier)
 

@@ -72,7 +72,7 @@ class Registration:
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="elastic-lease", daemon=True)
         self._revision = 0
-        self._asked = False
+        self._asked = self._owes = False
         self.valid_until_s = 0.0
         self.trouble: StoreUnavailable | None = None
 
@@ -106,7 +106,7 @@ class Registration:
                 self._store.revoke(self._member.lease)
 
     def note(self, **fields: object) -> None:
-        """Change what the key will say when it is next written."""
+        """Change what the key will say when it is next written; nobody waits for that."""
         with self._writing:
             self._member = dataclasses.replace(self._member, **fields)  # type: ignore[arg-type]  # names of Member
 
@@ -121,6 +121,7 @@ class Registration:
             self.note(**fields)
             if self._member == self._written:
                 return
+            self._owes = True
             try:
                 self._write()
             except StoreError as error:
@@ -160,7 +161,7 @@ class Registration:
                 self._register()
                 return
             self._renewed(sent_s=sent_s, lasts_s=lasts_s)
-            if self._written != self._member:
+            if self._owes:
                 self._write()
 
     def _write(self) -> None:
@@ -174,7 +175,7 @@ class Registration:
                 self._register()
                 return
             if done.succeeded:
-                self._written, self._revision = member, done.revision
+                self._written, self._revision, self._owes = member, done.revision, False
                 return
             self._revision = self._read_revision(key)
         raise StoreUnavailable(f"{key} changes faster than it can be written; no other agent should write it")
@@ -197,6 +198,7 @@ class Registration:
         if not done.succeeded:
             raise StoreUnavailable(f"{key} changed while it was being written; trying again")
         self._member = self._written = member
+        self._owes = False
         self._revision = done.revision
         self._renewed(sent_s=sent_s, lasts_s=self._ttl_s)
         self._on_registered(done.replaced.get(last))

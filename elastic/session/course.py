@@ -10,7 +10,7 @@ from typing import Any
 
 from elastic.checkpoint.draft import SaveMeta
 from elastic.checkpoint.policy import Signs
-from elastic.checkpoint.reader import Restored
+from elastic.checkpoint.restored import Restored
 from elastic.clock import Clock
 from elastic.config.load import to_plain
 from elastic.config.model import Settings
@@ -18,7 +18,7 @@ from elastic.data.digest import chain, skip_digest
 from elastic.data.loader import ElasticLoader
 from elastic.data.stream import ShardStream
 from elastic.distributed.group import Alone, Collectives
-from elastic.distributed.replicate import Replica
+from elastic.distributed.strategy import Strategy
 from elastic.events import Emit, Notice, OrderChosen, StepCommitted
 from elastic.plan.batch import BatchPlan
 from elastic.plan.batch_mode import Batching, BatchMode, batching
@@ -31,7 +31,7 @@ from elastic.session.step import Step, StepParts
 from elastic.world import World
 
 _LOSSES = 65
-"""As many losses, the last one among them, as its health is judged by when a state is saved."""
+"""As many losses and gradient norms, the last one among them, as health is judged by when a state is saved."""
 
 
 class Course:
@@ -73,6 +73,8 @@ class Course:
         self._loader = self._new_loader()
         self._step_began_s = clock.monotonic_s()
         self._losses: deque[float] = deque(maxlen=_LOSSES)
+        self._grad_norm: float | None = None
+        self._grad_norms: deque[float] = deque(maxlen=_LOSSES)
         if world.rank == 0:
             self._tell_order()
             self._tell_scaling(restored)
@@ -105,14 +107,19 @@ class Course:
         return self.consumed_samples >= self._total_samples
 
     def next_step(
-        self, group: Collectives, replicas: tuple[Replica, ...], regroup_wanted: Callable[[], bool],
-        save_ready: Callable[[], bool] = lambda: True,
+        self, group: Collectives, strategies: tuple[Strategy, ...], regroup_wanted: Callable[[], bool],
+        save_ready: Callable[[], bool] = lambda: True, *, due: Callable[[int, range | None], bool] = lambda *_: False,
+        scaled: bool = False,
     ) -> Step:  # fmt: skip
-        """The step that starts where the last one ended."""
+        """The step that starts where the last one ended.
+
+        `due`: whether a save follows the step of a number, which completes these counted ones; `scaled`: whether a
+        GradScaler is in use.
+        """
         start, stop = self._plan.span(self.consumed_samples)
         parts = StepParts(
             group=group,
-            replicas=replicas,
+            strategies=strategies,
             loader=self._loader,
             device=self._world.device,
             seed=self._settings.training.seed,
@@ -121,6 +128,8 @@ class Course:
             on_nan=self._settings.training.on_nan,
             spread=Spread(self._plan.spread(self.consumed_samples, world_size=self._world.size)),
             save_ready=save_ready,
+            scaled=scaled,
+            judged=due(self.iteration + 1, self._counted(start, stop)) or stop >= self._total_samples,
         )
         self._step_began_s = self._clock.monotonic_s()
         return Step(parts, iteration=self.iteration + 1, start=start, stop=stop)
@@ -128,10 +137,13 @@ class Course:
     @property
     def counted(self) -> range | None:
         """The steps of `global_batch_size` samples that the last step completed; None: exactly itself."""
+        return self._counted(self._before, self.consumed_samples)
+
+    def _counted(self, before: int, after: int) -> range | None:
         if self._settings.training.batch is BatchMode.FIXED_GLOBAL:
             return None
         size = self._settings.training.global_batch_size
-        return range(self._before // size + 1, self.consumed_samples // size + 1)
+        return range(before // size + 1, after // size + 1)
 
     def commit(self, step: Step) -> bool:
         """Count a step that is done; returns whether the ranks agreed to regroup after it."""
@@ -141,6 +153,9 @@ class Course:
             self._count_skipped(step.stop, reason=step.skipped, loss=step.totals.loss)
             return step.totals.regroup
         self._losses.append(step.totals.loss)
+        self._grad_norm = step.grad_norm
+        if step.grad_norm is not None:
+            self._grad_norms.append(step.grad_norm)
         self._last_step = (step.start, step.stop, step.totals.digest)
         self._count(
             step.stop,
@@ -212,7 +227,12 @@ class Course:
             epoch_num=epoch,
             step_num=position // training.global_batch_size,
             data=self._settled.to_plain(states=self._all_states(), last=self._last_step),
-            signs=Signs(loss=self._losses[-1] if self._losses else None, earlier_losses=tuple(self._losses)[:-1]),
+            signs=Signs(
+                loss=self._losses[-1] if self._losses else None,
+                earlier_losses=tuple(self._losses)[:-1],
+                grad_norm=self._grad_norm,
+                earlier_grad_norms=tuple(self._grad_norms)[: -1 if self._grad_norm is not None else None],
+            ),
         )
 
     def _all_states(self) -> dict[int, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from elastic.data.carrier import Carrier
 from elastic.data.fetch import NumberedDataset
 from elastic.data.stream import ShardStream
 from elastic.distributed.group import Collectives
+from elastic.distributed.peers import peer_errors
 from elastic.errors import DataError, UsageError
 from elastic.plan.batch import BatchPlan
 from elastic.session.source import DataSource, length_of
@@ -22,16 +24,19 @@ Measure = Callable[[Any], Mapping[str, tuple[torch.Tensor | float, torch.Tensor 
 
 
 def evaluate(
-    source: DataSource, measure: Measure, *, group: Collectives, device: str, batch_size: int, seed: int
-) -> dict[str, float]:
+    source: DataSource, measure: Measure, *, group: Collectives, device: str, batch_size: int, seed: int,
+    lockstep: bool = False,
+) -> dict[str, float]:  # fmt: skip
     """The weighted mean of each measure over all items.
 
     Micro-batches are the same at any world size, and their sums are added exactly (math.fsum), in whatever order they
-    come: so the result is bitwise the same, whoever computed which.
+    come: so the result is bitwise the same, whoever computed which. `lockstep`: all ranks must measure equally many;
+    one that has fewer measures the first once more, for nothing.
 
     Raises:
         DataError: the data set has no items or cannot be indexed.
         UsageError: ranks measured different things, or nothing with any weight.
+        PeerLost: from the group.
     """
     dataset = source.dataset
     if isinstance(dataset, ShardStream):
@@ -39,15 +44,17 @@ def evaluate(
     length = length_of(dataset)
     plan = BatchPlan(global_batch_size=length, micro_batch_size=batch_size, total_samples=length)
     own = plan.micro_batches(0, world_size=group.size, rank=group.rank)
-    keys = [[(item, item) for item in range(part.start, part.stop)] for part in own]
+    every = plan.micro_batches(0, world_size=group.size, rank=0)
+    spare = [every[0]] * (len(every) - len(own)) if lockstep else []
+    keys = [[(item, item) for item in range(part.start, part.stop)] for part in (*own, *spare)]
     fetcher = NumberedDataset(dataset, seed=seed, collate=source.collate_fn)
     carrier = Carrier(fetcher, batches=keys, transport=source.transport)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), peer_errors("evaluating") if lockstep else nullcontext():
             rows = [_row(measure(to_device(batch, device))) for _, _, batch, _ in carrier]
     finally:
         carrier.close()
-    return _means(rows, group)
+    return _means(rows[: len(own)], group)
 
 
 def _row(found: Mapping[str, tuple[torch.Tensor | float, torch.Tensor | float]]) -> dict[str, list[float]]:

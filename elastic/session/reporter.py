@@ -72,7 +72,7 @@ class Reporter:
                 return f"starting from step 0 ({event.reason})  {self._where()}"
             case Restored():
                 return f"restored step {event.iteration} from {event.tier} ({event.reason})  {self._where()}"
-            case CheckpointSaved():
+            case CheckpointSaved(tier="disk"):
                 return f"saved step {event.iteration} in {event.seconds:.2f} s"
             case CheckpointFailed():
                 return f"could NOT save step {event.iteration}: {event.reason}; training goes on"

@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 from elastic.checkpoint.manager import CheckpointManager
-from elastic.checkpoint.reader import Restored
+from elastic.checkpoint.restored import Restored
 from elastic.checkpoint.root import claim
 from elastic.checkpoint.seams import LockCommitter
 from elastic.clock import SYSTEM_CLOCK, Clock
@@ -36,7 +36,7 @@ from elastic.data.carrier import Transport
 from elastic.data.fetch import Collate
 from elastic.distributed.group import Alone, Collectives, choose_device, join
 from elastic.distributed.likeness import check_alike, measure
-from elastic.distributed.replicate import Replica
+from elastic.distributed.strategy import Strategy
 from elastic.errors import CheckpointError, LossNotFinite, UsageError
 from elastic.events import GroupReady, Notice, RunFinished
 from elastic.lifetime import die_with_agent
@@ -48,6 +48,7 @@ from elastic.session.ending import end_worker
 from elastic.session.evaluation import Measure, evaluate
 from elastic.session.leaving import LeaveOnSignal
 from elastic.session.memory import open_memory
+from elastic.session.parallel import check_tracked, lay_out
 from elastic.session.place import check_same_root, connect
 from elastic.session.randomness import seed_everything
 from elastic.session.reporter import Reporter
@@ -79,7 +80,7 @@ class Session:
         self._environ = environ
         self._clock = clock
         self._tracked: dict[str, Any] = {}
-        self._replicas: list[Replica] = []
+        self._strategies: list[Strategy] = []
         self._group: Collectives = Alone()
         self._link: Link = NoLink()
         self._course: Course | None = None
@@ -165,33 +166,34 @@ class Session:
             end_worker(error, link=self._link, group=self._group, step=step)
 
     def parallelize(self, model: nn.Module) -> nn.Module:
-        """Put a model on this worker's device, equal on all ranks; returns the plain module.
+        """Put a model on this worker's device, equal on all ranks, as training.strategy says; returns the module.
+
+        With fsdp2 its parameters are dealt out: make the optimizer of what is returned, and track it.
 
         Buffers are not summed over ranks: BatchNorm normalises each micro-batch by itself, and its running statistics
         are those of rank 0's samples, so that they depend on the world size. Layers that wait for other ranks in
         their forward pass (SyncBatchNorm) hang, since ranks differ in how many micro-batches they run.
         """
         model = model.to(self.world.device)
-        replica = Replica(model, self._group, exact=self.settings.training.numerics is Numerics.EXACT)
-        replica.align()
-        self._replicas.append(replica)
-        for each in self._replicas:
-            each.overlap = len(self._replicas) == 1
-        return model
+        strategy = lay_out(model, self.settings, world=self.world, group=self._group)
+        self._strategies.append(strategy)
+        for each in self._strategies:
+            each.overlap = len(self._strategies) == 1
+        return strategy.model
 
     def track(self, **objects: Any) -> None:
         """Name what a checkpoint holds: anything with state_dict and load_state_dict. The names are the file's.
 
         Raises:
-            UsageError: a name used twice, or an object without the two methods.
+            UsageError: a name used twice, an object without the two methods, or one that cannot be used with fsdp2.
         """
         for name, value in objects.items():
             if name in self._tracked:
                 raise UsageError(f"track({name}=…) was called twice; every tracked object needs a name of its own")
-            if not (hasattr(value, "state_dict") and hasattr(value, "load_state_dict")):
-                raise UsageError(
-                    f"track({name}=…) got a {type(value).__name__}; it needs state_dict() and load_state_dict()"
-                )
+            check_tracked(name, value, self._strategies)
+            if isinstance(value, torch.optim.Optimizer):
+                for strategy in self._strategies:
+                    strategy.adopt(value)
             self._tracked[name] = value
 
     def loader(
@@ -236,6 +238,7 @@ class Session:
             device=self.world.device,
             batch_size=self.settings.training.micro_batch_size,
             seed=self.settings.training.seed,
+            lockstep=any(each.lockstep for each in self._strategies),
         )
 
     def steps(self, data: Any, *, collate_fn: Collate | None = None) -> Iterator[Step]:
@@ -251,7 +254,7 @@ class Session:
             Preempted: the same without an agent of ours, on a signal.
             CheckpointError: the last step could not be saved, so that the run is not finished.
         """
-        if not self._replicas:
+        if not self._strategies:
             raise UsageError("run.steps() was called before run.parallelize(model); there is nothing to train")
         restored = self._manager.restore(self._tracked)
         likeness = self._likeness(restored)
@@ -290,8 +293,16 @@ class Session:
 
     def _run(self, course: Course) -> Iterator[Step]:
         manager = self._manager
+        scaled = any(isinstance(each, torch.amp.GradScaler) for each in self._tracked.values())
         while not course.finished:
-            step = course.next_step(self._group, tuple(self._replicas), self._leaving.wanted, lambda: manager.ready)
+            step = course.next_step(
+                self._group,
+                tuple(self._strategies),
+                self._leaving.wanted,
+                lambda: manager.ready,
+                due=lambda iteration, counted: manager.due(iteration, counted=counted),
+                scaled=scaled,
+            )
             self._open_step = step
             yield step
             self._open_step = None
@@ -320,7 +331,7 @@ class Session:
         if not rolls_back:
             return
         self._manager.settle()
-        restored = self._manager.restore(self._tracked)
+        restored = self._manager.restore(self._tracked, recall=False)
         if not restored.own:
             raise LossNotFinite(f"{step.skipped}, and nothing was saved yet that one could roll back to")
         course.roll_back(restored, skip_to=step.stop, reason=f"{step.skipped}: rolled back")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from elastic.checkpoint.reader import Restored
+from elastic.checkpoint.restored import Restored
 from elastic.config.model import Settings
 from elastic.data.carrier import Transport
 from elastic.data.digest import step_digest

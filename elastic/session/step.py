@@ -24,8 +24,9 @@ from elastic.config.model import OnNan
 from elastic.data.digest import step_digest
 from elastic.data.loader import ElasticLoader
 from elastic.distributed.group import Collectives
-from elastic.distributed.replicate import Replica
-from elastic.errors import LossNotFinite, UsageError
+from elastic.distributed.peers import is_peer_lost
+from elastic.distributed.strategy import Strategy
+from elastic.errors import LossNotFinite, PeerLost, UsageError
 from elastic.failpoint import failpoint
 from elastic.plan.tree import Spread
 from elastic.session.randomness import seed_slot
@@ -49,7 +50,7 @@ class StepParts:
     """What a step works with. `regroup_wanted` and `save_ready` are this rank's own word."""
 
     group: Collectives
-    replicas: tuple[Replica, ...]
+    strategies: tuple[Strategy, ...]
     loader: ElasticLoader
     device: str
     seed: int
@@ -59,6 +60,10 @@ class StepParts:
     rate_factor: float = 1.0
     on_nan: OnNan = OnNan.STOP
     save_ready: Callable[[], bool] = lambda: True
+    judged: bool = False
+    """Whether the state after this step is saved, so that its health must be known."""
+    scaled: bool = False
+    """Whether gradients are scaled, and a step whose gradients are not finite is left out: they tell nothing then."""
 
 
 class _Skip(Exception):
@@ -85,6 +90,9 @@ class Step:
         """(sample, index) pairs that this rank fetched and used."""
         self.totals: Totals | None = None
         """Set once the gradients are reduced."""
+        self.grad_norm: float | None = None
+        """Length of the whole gradient before clipping; None until it is measured, which it is when it is clipped, and
+        in a step that is followed by a save. None also under a GradScaler."""
         self.done = False
         self.skipped = ""
         """Why the step is to change nothing; "" for an ordinary one."""
@@ -97,12 +105,14 @@ class Step:
         self._losses: dict[int, torch.Tensor] = {}
         self._weights: dict[int, float] = {}
         self._regroup = False
+        self._standing_in = False
+        self._lockstep = any(strategy.lockstep for strategy in parts.strategies)
 
     def __enter__(self) -> Self:
         self._stage = _Stage.ENTERED
         self._regroup = self._parts.regroup_wanted()
-        for replica in self._parts.replicas:
-            replica.begin_step(self._parts.spread)
+        for strategy in self._parts.strategies:
+            strategy.begin_step(self._parts.spread)
         return self
 
     def __exit__(
@@ -118,6 +128,11 @@ class Step:
                     "run the loop over step.micro_batches() to its end, without break"
                 )
             self.done = True
+        elif self._lockstep and is_peer_lost(error):
+            # With dealt out parameters forward and backward, too, talk to the other ranks.
+            raise PeerLost(
+                f"a peer went away while step {self.iteration} was computed: {str(error).splitlines()[0]}"
+            ) from error
         return False
 
     def crosses(self, every_samples: int) -> bool:
@@ -138,15 +153,25 @@ class Step:
             raise UsageError(f"step {self.iteration}: micro_batches() was called {what}; loop over it once, inside")
         self._stage = _Stage.ASKED
         own = self._parts.spread.ranks[self._parts.group.rank]
+        rounds = max(map(len, self._parts.spread.ranks)) if self._lockstep else len(own)
+        left = rounds
         for micro_batch in self._parts.loader.next_step():
             failpoint("step.micro_batch")
             self._slot = micro_batch.slot
-            for replica in self._parts.replicas:
-                last = self._slot == own[-1]
-                replica.begin_round(self._slot, last=last)
+            left -= 1
+            for strategy in self._parts.strategies:
+                strategy.begin_round(self._slot, last=left == 0)
             seed_slot(self._parts.seed, iteration=self.iteration, slot=micro_batch.slot)
             self.used.extend(zip(micro_batch.samples, micro_batch.indices, strict=True))
             yield to_device(micro_batch.batch, self._parts.device)
+        self._standing_in = True
+        while left:
+            left -= 1
+            stand_in = self._parts.loader.stand_in()
+            for strategy in self._parts.strategies:
+                strategy.begin_stand_in(last=left == 0)
+            seed_slot(self._parts.seed, iteration=self.iteration, slot=stand_in.slot)
+            yield to_device(stand_in.batch, self._parts.device)
         self._reduce()
         self._judge()
 
@@ -158,6 +183,9 @@ class Step:
                 as with tokens. Never a mean: a mean of means is not the mean.
         """
         total, weight = sum_and_weight(loss)
+        if self._standing_in:
+            (total * 0).backward()  # type: ignore[no-untyped-call]
+            return
         # Scaled by the sample count on the way, so that half-precision sums stay in range.
         (total / (self.stop - self.start)).backward()  # type: ignore[no-untyped-call]
         part = total.detach().double()
@@ -179,9 +207,9 @@ class Step:
         raise _Skip(what)
 
     def _reduce(self) -> None:
-        replicas = self._parts.replicas
-        for replica in replicas:
-            replica.send()
+        strategies = self._parts.strategies
+        for strategy in strategies:
+            strategy.send()
         totals, weight = self._sum_up()
         if not weight > 0:
             raise UsageError(
@@ -189,11 +217,35 @@ class Step:
                 f"{self.start} to {self.stop} hold nothing to learn from: leave such out, or make the batch larger"
             )
         factor = (self.stop - self.start) / weight
-        for replica in replicas:
-            replica.reduce()
+        for strategy in strategies:
+            strategy.reduce()
             if factor != 1.0:
-                replica.scale_(factor)
+                strategy.scale_(factor)
         self.totals = totals
+        if self._parts.judged or totals.regroup:
+            self._measure()
+
+    def clip_grad_norm_(self, most: float) -> float:
+        """Shorten the gradients to length `most` where they are longer all together; returns how long they were.
+
+        Called after the loop over the micro-batches, by all ranks; right also where parameters are dealt out.
+
+        Raises:
+            UsageError: called before that.
+        """
+        if self.totals is None:
+            raise UsageError(f"step {self.iteration}: clip_grad_norm_() comes after the loop over micro_batches()")
+        norm = self._measure()
+        if not norm <= most:  # nor for nan: one that is not finite shows in all of them then, as with torch's own
+            for strategy in self._parts.strategies:
+                strategy.scale_(most / (norm + 1e-6))
+        return norm
+
+    def _measure(self) -> float:
+        norm = math.hypot(*(strategy.grad_norm() for strategy in self._parts.strategies))
+        if not self._parts.scaled:
+            self.grad_norm = norm
+        return norm
 
     def _sum_up(self) -> tuple[Totals, float]:
         """What all ranks agree about, and the weight of the whole batch.

@@ -100,7 +100,7 @@ def main() -> None:
     """Measure, print, and fail when a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--blocks", type=int, default=12)
-    parser.add_argument("--steps", type=int, default=2, help="steps of a block")
+    parser.add_argument("--steps", type=int, default=1, help="steps of a block")
     parser.add_argument("--quick", action="store_true", help="a tiny model and few steps")
     args = parser.parse_args()
     print(told(sharings(7, world_sizes=range(1, 6)), slots=7, exact=True))

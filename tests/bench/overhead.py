@@ -1,6 +1,7 @@
 """`make bench-overhead`: what the whole system costs beside a bare DDP loop on the same model, in turns.
 
-Ours: torchrun with the etcd rendezvous, our agent, exporter, events, data account, and the loader. The peer: a bare DDP
+Ours: torchrun with the etcd rendezvous, our agent, exporter, events, data account, loader, and a copy of the state in
+memory each few steps. The peer: a bare DDP
 loop under `torchrun --standalone`. One node of two workers each. Seconds and CPU seconds (of torchrun and everything
 below it) are taken between two steps of each run. `--quick` is for the test suite: few steps, no judgement of times.
 """
@@ -47,6 +48,7 @@ class Plan:
     warm_steps: int
     steps: int
     numerics: str
+    memory_every: int
 
     def environ(self, place: Path) -> dict[str, str]:
         """The settings of both sides."""
@@ -59,6 +61,7 @@ class Plan:
             "MARK_STEPS": f"{self.warm_steps},{self.warm_steps + self.steps}",
             "ELASTIC__TRAINING__STEPS": str(self.warm_steps + self.steps),
             "ELASTIC__TRAINING__NUMERICS": self.numerics,
+            "ELASTIC__CHECKPOINT__MEMORY_EVERY_STEPS": str(self.memory_every),
             "ELASTIC__CHECKPOINT__SAVE_PATH": str(place / "checkpoint"),
         }
 
@@ -127,7 +130,8 @@ def main() -> None:
     """Measure, print, and fail when the target is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--memory-every", type=int, default=10, help="steps from one copy in memory to the next")
     parser.add_argument("--numerics", choices=["plain", "exact"], default="plain")
     parser.add_argument("--quick", action="store_true", help="one pair of a tiny model")
     args = parser.parse_args()
@@ -136,6 +140,7 @@ def main() -> None:
         warm_steps=3,
         steps=5 if args.quick else args.steps,
         numerics=args.numerics,
+        memory_every=args.memory_every,
     )
     mine, theirs = [], []
     with tempfile.TemporaryDirectory(prefix="elastic-bench-") as name, EtcdServer(Path(name) / "etcd") as server:
@@ -148,7 +153,12 @@ def main() -> None:
                 turn()
             print("ours", mine[-1], "DDP", theirs[-1], flush=True)
     rows = [
-        row(what, [getattr(one, field) for one in mine], [getattr(one, field) for one in theirs], judged=not args.quick)
+        row(
+            f"{what} (a copy in memory each {args.memory_every} steps)",
+            [getattr(one, field) for one in mine],
+            [getattr(one, field) for one in theirs],
+            judged=not args.quick,
+        )
         for what, field in (("seconds", "wall_s"), ("CPU seconds", "cpu_s"))
     ]
     show("overhead", rows)

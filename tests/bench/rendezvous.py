@@ -85,7 +85,11 @@ class Traffic:
     cpu_s: float = 0.0
 
     def cost(self, unit: str) -> float:
-        return self.cpu_s if unit == "CPU seconds" else getattr(self, unit).total()
+        """Renewals go by the clock, not by the size of the job: only of CPU they cannot be taken out."""
+        if unit == "CPU seconds":
+            return self.cpu_s
+        counted = getattr(self, unit)
+        return counted.total() - counted["LeaseKeepAlive"]
 
     def per_agent(self, nodes: int) -> str:
         kinds = ", ".join(f"{kind} {count / nodes:.2f}" for kind, count in sorted(self.messages.items()))

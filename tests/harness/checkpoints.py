@@ -41,6 +41,10 @@ class CheckpointSettings:
     load_unhealthy: bool = False
 
 
+DEFAULTS: dict[str, Any] = {}
+"""Settings of all managers that a test does not say: for whole modules of tests to run in another mode."""
+
+
 class Tied(nn.Module):
     """Embedding and head share their weight; the body holds one weight that lies column by column."""
 
@@ -135,8 +139,10 @@ class Bench:
     committer: RecordCommitter = field(default_factory=RecordCommitter)
     events: list[Event] = field(default_factory=list)
 
-    def manager(self, *, group=None, storage=None, job_id="job", generation=None, **settings: Any) -> CheckpointManager:
-        settings.setdefault("save_path", str(self.root))
+    def manager(
+        self, *, group=None, storage=None, job_id="job", generation=None, tier=None, **settings: Any
+    ) -> CheckpointManager:
+        settings = {"save_path": str(self.root), **DEFAULTS, **settings}
         enable = settings.get("enable_save", True)
         return CheckpointManager(
             CheckpointSettings(**settings),
@@ -147,6 +153,7 @@ class Bench:
             storage=storage or PosixStorage(),
             clock=ManualClock(),
             generation=generation,
+            tier=tier,
         )
 
     def going_on(self, **settings: Any) -> CheckpointManager:

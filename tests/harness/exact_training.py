@@ -15,7 +15,7 @@ from elastic.plan.progress import warmup_cosine
 from jobs.gpt import GPT, GPTConfig, adamw, loss_per_sample
 from tests.harness.training import course
 
-SEVEN = {"global_batch_size": 20, "micro_batch_size": 3, "steps": 6}
+SEVEN = {"global_batch_size": 20, "micro_batch_size": 3, "steps": 4}
 """7 slots, the last one short: no world size but 1 and 7 shares them evenly."""
 VARIANTS: tuple[dict[str, Any], ...] = ({}, {"autocast": True}, {"dtype": torch.bfloat16}, {"global_batch_size": 24})
 """float32, mixed precision, parameters of two bytes, and slots that fit two ranks."""

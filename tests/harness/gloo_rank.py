@@ -79,7 +79,35 @@ def mismatch(group: Collectives):
     os._exit(0)
 
 
+def sharded(group: Collectives):
+    from elastic.distributed.fsdp import Sharded
+
+    run = train(group, dropout=0.2, strategy=Sharded, most_norm=1.0)
+    used = [each for event in run.events for each in event.ranges]
+    say(losses=run.losses, norms=run.norms, parameters=run.parameters.tolist(), used=used)
+
+
+def sharded_broken_off(group: Collectives):
+    """As broken_off, in steps of a model whose parameters are dealt out: forward itself talks to the others."""
+    from elastic.distributed.fsdp import Sharded
+    from tests.harness.training import course, model, per_sample
+
+    lies, run = Sharded(model(), group), course(rank=group.rank, size=group.size)
+
+    def a_step(group):
+        step = run.next_step(group, (lies,), lambda: False)
+        with step:
+            for batch in step.micro_batches():
+                step.backward(per_sample(lies.model, batch))
+        run.commit(step)
+
+    a_step(group)
+    broken_off(group, a_step)
+
+
 ROLES = {
+    "sharded": sharded,
+    "sharded steps": sharded_broken_off,
     "mismatch": mismatch,
     "values": values,
     "train": training,

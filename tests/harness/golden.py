@@ -13,6 +13,7 @@ import torch
 
 from elastic.checkpoint import manifest
 from tests.harness.checkpoints import Bench, Run, make_run, meta
+from tests.harness.dealt import deal
 from tests.harness.ranks import run_ranks
 
 GOLDEN = Path(__file__).parents[1] / "testdata" / "checkpoint"
@@ -41,12 +42,18 @@ def fill(tensor: torch.Tensor, start: int) -> None:
 
 
 def write(root: Path) -> None:
-    """Save the known run at every iteration, by two ranks."""
+    """Save the known run at every iteration, by two ranks: at the first one as replicas, then each its part."""
     bench = Bench(root)
+    runs = [[known_run(iteration) for iteration in ITERATIONS] for _ in range(WORLD_SIZE)]
+    for rank, (_, dealt) in enumerate(runs):
+        deal(dealt.tracked, rank=rank, ranks=WORLD_SIZE)
 
     def save(group):
         manager = bench.manager(group=group)
-        return [manager.save(known_run(iteration).tracked, meta(iteration)).saved for iteration in ITERATIONS]
+        return [
+            manager.save(run.tracked, meta(iteration)).saved
+            for iteration, run in zip(ITERATIONS, runs[group.rank], strict=True)
+        ]
 
     assert run_ranks(WORLD_SIZE, save) == [[True] * len(ITERATIONS)] * WORLD_SIZE
 

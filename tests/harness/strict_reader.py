@@ -64,6 +64,7 @@ def read_iteration(directory: Path) -> Read:
     metadata = json.loads((directory / "metadata.json").read_text())
     assert set(metadata) == {"state_dict_metadata", "storage_data"}
     whole: dict[str, torch.Tensor] = {}
+    covered: dict[str, torch.Tensor] = {}
     kinds: dict[str, str] = {}
     for key, holders in metadata["storage_data"].items():
         name, offset = ast.literal_eval(key)
@@ -76,9 +77,21 @@ def read_iteration(directory: Path) -> Read:
             piece = shards[holder["file_name"]].pop(name)
             assert list(piece.shape) == chunk["local_shape"]
             assert facts["properties"]["dtype"] == next(told for kind, told in DTYPES.values() if kind == piece.dtype)
-            assert facts["global_shape"] == chunk["local_shape"], "only whole tensors are expected here"
-            whole[name] = piece
+            if name not in whole:
+                whole[name] = torch.zeros(facts["global_shape"], dtype=torch.uint8).to(piece.dtype)
+                covered[name] = torch.zeros(facts["global_shape"], dtype=torch.bool)
+            window = tuple(slice(at, at + size) for at, size in zip(offset, piece.shape, strict=True))
+            assert whole[name][window].shape == piece.shape, "a piece reaches beyond the whole"
+            assert not covered[name][window].any(), "pieces overlap"
+            whole[name][window] = piece
+            covered[name][window] = True
             kinds[name] = "opt" if re.search(r"(^|-)opt-\d{7}-", holder["file_name"]) else "model"
+    assert all(each.all() for each in covered.values()), "pieces leave a hole"
+    for facts in metadata["state_dict_metadata"].values():
+        starts = [
+            {each["global_offset"][axis] for each in facts["chunk"]} for axis in range(len(facts["global_shape"]))
+        ]
+        assert facts["axis_fragmentations"] == [len(each) for each in starts]
     assert not any(shards.values()), "a file holds tensors that metadata.json does not name"
     return Read(
         common=common,

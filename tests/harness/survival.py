@@ -10,7 +10,7 @@ from pathlib import Path
 
 from elastic.data.audit import Account, account
 from elastic.errors import ExitCode
-from elastic.events import Record, Restored, StepCommitted, read_records
+from elastic.events import CheckpointSaved, Record, Restored, StepCommitted, read_records
 from elastic.local.cluster import Cluster, ClusterSpec
 from elastic.local.node import ROOT
 
@@ -73,6 +73,11 @@ def exact_account(run: Cluster) -> Account:
     assert not result.problems, result.problems
     assert (result.used_twice, result.never_used) == (0, 0)
     return result
+
+
+def durable(record: Record) -> bool:
+    """Whether the record tells of a save that was committed, and not of a copy in memory."""
+    return isinstance(record.event, CheckpointSaved) and record.event.tier == "disk"
 
 
 def restored_steps(records: list[Record]) -> dict[int, int]:

@@ -11,12 +11,13 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from elastic.checkpoint.reader import Restored
+from elastic.checkpoint.restored import Restored
 from elastic.clock import ManualClock
 from elastic.config.load import with_overrides
 from elastic.config.model import Settings
 from elastic.distributed.group import Collectives
 from elastic.distributed.replicate import Replica
+from elastic.distributed.strategy import Strategy
 from elastic.events import Event, StepCommitted
 from elastic.session.course import Course
 from elastic.session.source import DataSource
@@ -61,6 +62,7 @@ class Run:
     events: list[Event] = field(default_factory=list)
     """Of the steps."""
     course: Course | None = None
+    norms: list[float] = field(default_factory=list)
 
 
 def settings(**overrides: Any) -> Settings:
@@ -87,28 +89,34 @@ def train(
     loss: Callable[..., Any] = per_sample,
     dropout: float = 0.0,
     body: Callable[[nn.Module, torch.optim.Optimizer, Step], None] | None = None,
+    strategy: Callable[[nn.Module, Collectives], Strategy] = Replica,
+    most_norm: float | None = None,
     **overrides: Any,
 ) -> Run:
     """The loop of a session: all steps of a run. `body` replaces what happens inside `with step`."""
-    net = model(dropout=dropout)
-    replica = Replica(net, group)
-    replica.align()
+    lies = strategy(model(dropout=dropout), group)
+    lies.align()
+    net = lies.model
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.02)
+    lies.adopt(optimizer)
     run = Run(losses=[], parameters=torch.empty(0))
     run.course = course(rank=group.rank, size=group.size, group=group, events=run.events, **overrides)
 
     def ordinary(net: nn.Module, optimizer: torch.optim.Optimizer, step: Step) -> None:
         for batch in step.micro_batches():
             step.backward(loss(net, batch))
+        if most_norm is not None:
+            run.norms.append(step.clip_grad_norm_(most_norm))
         optimizer.step()
 
     while not run.course.finished:
-        step = run.course.next_step(group, (replica,), lambda: False)
+        step = run.course.next_step(group, (lies,), lambda: False)
         with step:
             (body or ordinary)(net, optimizer, step)
         run.course.commit(step)
         assert step.totals is not None
         run.losses.append(step.totals.loss)
     run.events = [event for event in run.events if isinstance(event, StepCommitted)]
-    run.parameters = nn.utils.parameters_to_vector(net.parameters()).detach()
+    whole = [each.full_tensor() if hasattr(each, "full_tensor") else each for each in net.parameters()]
+    run.parameters = nn.utils.parameters_to_vector(whole).detach()
     return run

@@ -28,4 +28,4 @@ def test_what_an_agent_costs_is_flat():
     for line in counted:
         assert "LeaseGrant 2.00" in line, "one lease each, asked for and granted"
         messages = float(line.split(" messages")[0].rpartition(" ")[2])
-        assert messages <= 20, line
+        assert messages <= 13, line

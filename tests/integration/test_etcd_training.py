@@ -11,13 +11,13 @@ import pytest
 
 from elastic.checkpoint.layout import TRACKER
 from elastic.clock import SYSTEM_CLOCK
-from elastic.events import CheckpointFailed, CheckpointSaved, StepCommitted, WorkerStarted, read_records
+from elastic.events import CheckpointFailed, StepCommitted, WorkerStarted, read_records
 from elastic.local.cluster import Cluster
 from elastic.local.etcd import EtcdCluster, EtcdServer
 from elastic.local.node import descendants
 from tests.harness.certificates import Authority
 from tests.harness.etcd_admin import User, enable_users, leader
-from tests.harness.survival import cluster, exact_account
+from tests.harness.survival import cluster, durable, exact_account
 
 pytestmark = [pytest.mark.integration, pytest.mark.exhaustive]
 
@@ -69,7 +69,7 @@ def test_all_members_are_down_while_training_goes_on(tmp_path: Path, three: Etcd
         failed = [r.event.reason for r in run.follower.records[begun:ended] if isinstance(r.event, CheckpointFailed)]
         assert failed, "a save fell into the outage"
         assert any("unconfirmed" in reason for reason in failed), failed
-        run.wait(lambda r: isinstance(r.event, CheckpointSaved), what="a save afterwards", limit_s=60, since=ended)
+        run.wait(durable, what="a save afterwards", limit_s=60, since=ended)
         assert_no_restart(run)
 
 
@@ -80,7 +80,7 @@ def test_the_leader_of_the_cluster_is_killed(tmp_path: Path, three: EtcdCluster)
         run.wait_step(30, world_size=2)
         leader(*three.members).kill()
         at = run.now()
-        saved = run.wait(lambda r: isinstance(r.event, CheckpointSaved), what="a save", limit_s=30, since=at)
+        saved = run.wait(durable, what="a save", limit_s=30, since=at)
         assert saved.generation == 1
         assert_no_restart(run)
 
@@ -94,7 +94,7 @@ def test_the_cluster_loses_its_data(tmp_path: Path) -> None:
         server.wipe()
         server.start()
         at = run.now()
-        saved = run.wait(lambda r: isinstance(r.event, CheckpointSaved), what="a save", limit_s=60, since=at)
+        saved = run.wait(durable, what="a save", limit_s=60, since=at)
         assert saved.generation == 1
         assert_no_restart(run)
 
@@ -132,7 +132,7 @@ def test_no_secret_gets_out(tmp_path: Path) -> None:
             run.start("a")
             run.wait_step(30)
             public = with_the_keeper(run)
-            run.wait(lambda r: isinstance(r.event, CheckpointSaved), what="a save", limit_s=60)
+            run.wait(durable, what="a save", limit_s=60)
             run.nodes["a"].signal(signal.SIGTERM)
             assert run.wait_exit("a") == 75
             files = [path for path in tmp_path.rglob("*") if path.is_file() and "etcd" not in path.parts]

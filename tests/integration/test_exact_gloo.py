@@ -9,18 +9,24 @@ from tests.integration.test_gloo import results, start
 pytestmark = pytest.mark.integration
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """A world of one: a process too, with as many threads as the others."""
+    (found,) = results(start("exact", 1, tmp_path_factory.mktemp("alone")))
+    return found
+
+
 @pytest.mark.parametrize("size", [2, 3])
-def test_exact_numerics_give_the_same_bits(size, tmp_path):
+def test_exact_numerics_give_the_same_bits(size, alone, tmp_path):
     """float32 sums, an exchange of uneven parts, autocast, and parameters in bfloat16."""
-    (alone,) = results(start("exact", 1, tmp_path / "alone"))  # a process with as many threads as the others
     for found in results(start("exact", size, tmp_path)):
         assert found == alone
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("size", [4, 5, 7, 8])
-def test_exact_numerics_give_the_same_bits_in_larger_worlds(size, tmp_path):
-    test_exact_numerics_give_the_same_bits(size, tmp_path)
+def test_exact_numerics_give_the_same_bits_in_larger_worlds(size, alone, tmp_path):
+    test_exact_numerics_give_the_same_bits(size, alone, tmp_path)
 
 
 @pytest.mark.parametrize("size", [5, *(pytest.param(size, marks=pytest.mark.exhaustive) for size in (2, 3, 4))])

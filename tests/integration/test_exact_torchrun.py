@@ -33,12 +33,12 @@ EXACT = {
 
 
 def final_state(save_path: Path) -> dict[str, torch.Tensor]:
-    """Every tensor of the newest iteration."""
+    """Every tensor of the newest iteration but the generators' states, which each rank sets anew for each slot."""
     newest = max(save_path.glob("iteration_*"))
     state: dict[str, torch.Tensor] = {}
     for file in sorted(newest.glob("*.safetensors")):
         kind = "opt" if "-opt-" in file.name else "model"
-        state |= {f"{kind} {name}": tensor for name, tensor in load_file(file).items()}
+        state |= {f"{kind} {name}": t for name, t in load_file(file).items() if not name.startswith("rng.")}
     assert any(name.startswith("opt ") for name in state)
     return state
 
@@ -59,12 +59,12 @@ def steps(save_path: Path):
     return [r for r in read_records(save_path / "events") if isinstance(r.event, StepCommitted)]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_four_three_one_two_with_kills_at_random_moments(tmp_path: Path, etcd: EtcdServer, seed: int) -> None:
     draw = random.Random(seed)
-    run_alone(tmp_path / "alone", steps=1200, **EXACT)
+    run_alone(tmp_path / "alone", steps=800, **EXACT)
     (tmp_path / "run").mkdir()
-    with cluster(tmp_path / "run", etcd.endpoint, steps=1200, **EXACT) as run:
+    with cluster(tmp_path / "run", etcd.endpoint, steps=800, **EXACT) as run:
 
         def after_some_steps(size: int, *, since: int) -> None:
             """Wait until this world has done some steps, and then some more of a moment's choosing."""
@@ -90,7 +90,7 @@ def test_four_three_one_two_with_kills_at_random_moments(tmp_path: Path, etcd: E
         )
         last = [name for name, node in run.nodes.items() if node.process.poll() is None]
         assert [run.wait_exit(name, limit_s=180) for name in last] == [0, 0]
-        assert exact_account(run).steps == 1200
+        assert exact_account(run).steps == 800
         assert {r.event.world_size for r in steps(run.save_path)} == {1, 2, 3, 4}
         assert_same_losses(run, tmp_path / "alone" / "checkpoint")
         assert_same_bits(run.save_path, tmp_path / "alone" / "checkpoint")

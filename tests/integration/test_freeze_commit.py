@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from elastic.checkpoint.layout import TRACKER
-from elastic.events import CheckpointSaved, Restored, read_records
+from elastic.events import Restored, read_records
 from elastic.local.cluster import Cluster
 from elastic.local.etcd import EtcdServer
 from elastic.local.node import descendants
 from tests.harness.faults import came_to, runs, state_of
-from tests.harness.survival import cluster, exact_account
+from tests.harness.survival import cluster, durable, exact_account
 
 pytestmark = pytest.mark.integration
 
@@ -43,7 +43,7 @@ def saved(run: Cluster) -> dict[int, list[int]]:
     """Iteration -> the generations that say they committed it."""
     found: dict[int, list[int]] = {}
     for record in read_records(run.save_path / "events"):
-        if isinstance(record.event, CheckpointSaved):
+        if durable(record):
             found.setdefault(record.event.iteration, []).append(record.generation)
     return found
 

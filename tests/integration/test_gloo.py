@@ -1,5 +1,6 @@
 """Real gloo groups of real processes: what collectives carry, how a lost peer looks, and the promise of a step."""
 
+import itertools
 import json
 import os
 import signal
@@ -72,7 +73,7 @@ def test_three_processes_train_as_one(tmp_path):
         assert torch.allclose(torch.tensor(found["parameters"]).double(), expected.parameters, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("role", ["sum", "gather", "broadcast"])
+@pytest.mark.parametrize("role", ["sum", "gather", "broadcast", "sharded steps"])
 def test_a_peer_killed_in_a_collective_is_a_lost_peer(role, tmp_path):
     survivor, victim = start(role, 2, tmp_path)
     for process in (survivor, victim):
@@ -120,3 +121,18 @@ def test_a_peer_that_never_comes_is_a_lost_peer(tmp_path):
 def test_a_store_that_is_gone_is_a_lost_peer(tmp_path):
     (found,) = results(start("no_store", 2, tmp_path, ranks=[1]))
     assert found["error"] == "PeerLost"
+
+
+@pytest.mark.parametrize("size", [3, pytest.param(5, marks=pytest.mark.exhaustive)])
+def test_processes_with_dealt_out_parameters_train_as_one(size, tmp_path):
+    """4 slots on 3 ranks are 2, 1 and 1; of 5 ranks the last has none and stands in."""
+    expected = train(Alone(), dropout=0.2, most_norm=1.0)
+    found = results(start("sharded", size, tmp_path))
+    for each in found:
+        assert each["losses"] == pytest.approx(expected.losses, rel=1e-6)
+        assert each["norms"] == pytest.approx(expected.norms, rel=1e-6)
+        assert torch.allclose(torch.tensor(each["parameters"]).double(), expected.parameters, rtol=0, atol=1e-6)
+    used = sorted(tuple(span) for each in found for span in each["used"])
+    assert used[0][0] == 0
+    assert all(before[1] == after[0] for before, after in itertools.pairwise(used))
+    assert used[-1][1] == 10 * len(expected.losses)

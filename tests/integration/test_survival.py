@@ -8,13 +8,26 @@ from pathlib import Path
 
 import pytest
 
-from elastic.events import Cause, CheckpointSaved, Recovered, Rescaled, RunFinished, WorkerLost, read_records
+from elastic.events import (
+    Cause,
+    CheckpointSaved,
+    Record,
+    Recovered,
+    Rescaled,
+    Restored,
+    RunFinished,
+    StepCommitted,
+    WorkerLost,
+    read_records,
+)
 from elastic.local.etcd import EtcdServer
-from tests.harness.survival import cluster, exact_account, lineage_losses, restored_steps, run_alone
+from tests.harness.survival import cluster, durable, exact_account, lineage_losses, restored_steps, run_alone
 
 pytestmark = pytest.mark.integration
 
 STEPS = 700
+MEMORY_STEPS = 10
+"""From one copy in memory to the next: the default."""
 
 
 @pytest.fixture(scope="module")
@@ -29,11 +42,32 @@ def assert_same_losses(run: dict[int, float], undisturbed: dict[int, float], *, 
         assert run[step] == pytest.approx(undisturbed[step], rel=1e-5), f"step {step}"
 
 
+def assert_from_memory(records: list[Record]) -> None:
+    """After the fault every rank went on from the newest copy that any of them still had."""
+    last = max(r.generation for r in records if isinstance(r.event, Restored))
+    back = [r.event for r in records if isinstance(r.event, Restored) and r.generation == last]
+    assert {each.tier for each in back} == {"memory"}, back
+    copies = [r.event for r in records if isinstance(r.event, CheckpointSaved) and r.generation == last - 1]
+    (iteration,) = {each.iteration for each in back}
+    assert iteration >= max(each.iteration for each in copies)  # rank 0 may have died before it could tell of the last
+    reached = max(r.event.iteration for r in records if isinstance(r.event, StepCommitted) and r.generation == last - 1)
+    assert reached - MEMORY_STEPS <= iteration <= reached
+
+
+def assert_same_bits(records: list[Record]) -> None:
+    """Steps done again at the same world size have the very losses that they had before the fault."""
+    losses: dict[tuple[int, int], set[float]] = {}
+    for record in records:
+        if isinstance(record.event, StepCommitted):
+            losses.setdefault((record.event.iteration, record.event.world_size), set()).add(record.event.loss)
+    assert {key: found for key, found in losses.items() if len(found) > 1} == {}
+
+
 def test_worker_kill(tmp_path: Path, etcd: EtcdServer, undisturbed: dict[int, float]) -> None:
     with cluster(tmp_path, etcd.endpoint, steps=STEPS) as run:
         for name in ("a", "b"):
             run.start(name)
-        run.wait_step(60, world_size=2)
+        run.wait_step(67, world_size=2)  # some steps beyond a copy
         before = run.now()
         (victim,) = run.nodes["b"].workers()
         os.kill(victim, signal.SIGKILL)
@@ -44,10 +78,12 @@ def test_worker_kill(tmp_path: Path, etcd: EtcdServer, undisturbed: dict[int, fl
         assert "SIGKILL" in lost.event.reason
         recovered = run.wait(lambda r: isinstance(r.event, Recovered), what="recovery", limit_s=60, since=before)
         assert isinstance(recovered.event, Recovered)
-        assert recovered.event.lost_steps <= 25 + 1
+        assert recovered.event.lost_steps <= MEMORY_STEPS + 1
         assert [run.wait_exit(name) for name in ("a", "b")] == [0, 0]
         assert exact_account(run).steps == STEPS
         records = read_records(run.save_path / "events")
+        assert_from_memory(records)
+        assert_same_bits(records)
         assert_same_losses(lineage_losses(records), undisturbed, first=max(restored_steps(records).values()) + 1)
 
 
@@ -68,6 +104,7 @@ def test_node_kill(tmp_path: Path, etcd: EtcdServer, undisturbed: dict[int, floa
         assert [run.wait_exit(name) for name in survivors] == [0, 0]
         assert exact_account(run).steps == STEPS
         records = read_records(run.save_path / "events")
+        assert_from_memory(records)
         assert_same_losses(lineage_losses(records), undisturbed, first=max(restored_steps(records).values()) + 1)
 
 
@@ -123,7 +160,7 @@ def test_stop_and_resume_at_another_world_and_batch(tmp_path: Path, etcd: EtcdSe
         for name in ("a", "b"):
             run.nodes[name].signal(signal.SIGTERM)
         assert [run.wait_exit(name) for name in ("a", "b")] == [75, 75]
-        saved = [r.event for r in read_records(run.save_path / "events") if isinstance(r.event, CheckpointSaved)]
+        saved = [r.event for r in read_records(run.save_path / "events") if durable(r)]
         stopped_at = saved[-1]
     doubled = {"ELASTIC__TRAINING__GLOBAL_BATCH_SIZE": "44"}
     steps = stopped_at.consumed_samples // 44 + 60

@@ -22,6 +22,10 @@ class Recording(MemoryStore):
         self.requests.append("grant")
         return super().grant(ttl_s)
 
+    def keep_alive(self, lease):
+        self.requests.append("keep alive")
+        return super().keep_alive(lease)
+
     def get(self, key):
         self.requests.append("get")
         return super().get(key)
@@ -73,6 +77,27 @@ def test_who_follows_another_asks_for_a_lease_and_writes_once(job_on):
     follower = next(agent for agent in job.agents if not agent.coordinator.is_leader)
     assert stores[job.agents.index(follower)].requests == ["grant", "transact"]
     assert {member.state for member in follower.coordinator.members()} == {MemberState.JOINING}
+
+
+def test_a_renewal_writes_only_what_could_not_be_written(job_on):
+    job, stores = job_on()
+    job.start("a", "b")
+    follower = next(agent for agent in job.agents if not agent.coordinator.is_leader)
+    store, registration = stores[job.agents.index(follower)], follower.coordinator._registration
+    store.requests.clear()
+    registration._renew()
+    assert store.requests == ["keep alive"], "which generation it is in the world says"
+    store.cut()
+    registration.publish(exporter="here:1")
+    store.heal()
+
+    def told():
+        return [m.exporter for m in follower.coordinator.members() if m.node == follower.node] == ["here:1"]
+
+    job.until(told, what="what was owed")
+    store.requests.clear()
+    registration._renew()
+    assert store.requests == ["keep alive"]
 
 
 @pytest.mark.parametrize("loses", [read_lost, never_answered])

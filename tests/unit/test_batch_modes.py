@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import elastic
 from elastic.checkpoint.policy import save_due
-from elastic.checkpoint.reader import Restored
+from elastic.checkpoint.restored import Restored
 from elastic.cli import main
 from elastic.config.load import with_overrides
 from elastic.config.model import Settings

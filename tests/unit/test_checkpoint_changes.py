@@ -9,6 +9,7 @@ from torch import nn
 from elastic.checkpoint.state import capture, prepare
 from elastic.errors import CheckpointError
 from tests.harness.checkpoints import Bench, meta
+from tests.harness.dealt import mesh_of
 
 
 @pytest.fixture(autouse=True)
@@ -190,3 +191,28 @@ def test_a_part_of_the_users_that_is_called_module_keeps_its_name():
     names = {"module.weight", "module.bias", "other.module.weight", "other.module.bias"}
     assert set(capture({"model": model}).model) == names
     assert set(capture({"model": nn.DataParallel(model)}).model) == names
+
+
+@pytest.mark.parametrize("kind", ["compiled", "data parallel", "both"])
+def test_torchs_own_wrappers(kind):
+    """The real ones, of which names are all that matters here."""
+
+    def wrap(model):
+        with mesh_of(0, 2):
+            if kind != "compiled":
+                model = nn.parallel.DistributedDataParallel(model)
+            return model if kind == "data parallel" else torch.compile(model, backend="eager")
+
+    source, target = trained(plain), trained(plain, seed=1)
+    source["model"] = wrap(source["model"])
+    captured = capture(source)
+    assert set(captured.model) == {f"{layer}.{each}" for layer in "abc" for each in ("weight", "bias")}
+    assert set(captured.opt) >= {"exp_avg.a.weight", "step.c.bias"}
+    prepare(captured, target)()
+    for one, other in zip(source["model"].parameters(), target["model"].parameters(), strict=True):
+        assert torch.equal(one, other)
+    again = trained(plain, seed=2)
+    again["model"] = wrap(again["model"])
+    prepare(capture(target), again)()
+    for one, other in zip(again["model"].parameters(), target["model"].parameters(), strict=True):
+        assert torch.equal(one, other)

@@ -10,7 +10,7 @@ import torch
 from elastic.checkpoint.layout import CommitRecord
 from elastic.checkpoint.seams import CommitVerdict
 from elastic.errors import Fenced, NothingToRestore
-from tests.harness.checkpoints import Bench, NoRecord, RecordCommitter, make_run, meta, same
+from tests.harness.checkpoints import DEFAULTS, Bench, NoRecord, RecordCommitter, make_run, meta, same
 from tests.harness.faulty_storage import Died, Fault, FaultyStorage
 
 ORDER = [
@@ -30,9 +30,10 @@ TRACKER = len(ORDER) - 1
 COMMITTERS = [RecordCommitter, NoRecord]
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
+@pytest.fixture(autouse=True, params=["sync", pytest.param("async", marks=pytest.mark.exhaustive)])
+def _mode(request, monkeypatch):
     torch.set_num_threads(1)
+    monkeypatch.setitem(DEFAULTS, "save_mode", request.param)
 
 
 class Watching(RecordCommitter):

@@ -136,10 +136,12 @@ def test_common_info_of_other_versions_is_read():
 
 def test_metadata_comes_back():
     facts = [
-        TensorFacts(name="w, odd", dtype="F32", shape=(2, 3)),
-        TensorFacts(name="step", dtype="F32", shape=()),
-        TensorFacts(name="b", dtype="BF16", shape=(3,)),
+        TensorFacts(name="w, odd", dtype="F32", shape=(2, 3), whole=(2, 3), offset=(0, 0)),
+        TensorFacts(name="step", dtype="F32", shape=(), whole=(), offset=()),
+        TensorFacts(name="b", dtype="BF16", shape=(3,), whole=(7,), offset=(4,)),
+        TensorFacts(name="b", dtype="BF16", shape=(4,), whole=(7,), offset=(0,)),
     ]
+    assert [TensorFacts.from_plain(json.loads(json.dumps(each.to_plain()))) for each in facts] == facts
     data = build_metadata(StoredTensor(facts=each, file_name="f.safetensors", rank=1) for each in facts)
     pieces = {piece.name: piece for piece in parse_metadata(data)}
     assert pieces["w, odd"].global_shape == (2, 3)
@@ -147,7 +149,9 @@ def test_metadata_comes_back():
     assert pieces["step"].offset == ()
     plain = json.loads(data)
     assert plain["state_dict_metadata"]["b"]["properties"]["dtype"] == "BFloat16"
-    assert set(plain["storage_data"]) == {"('w, odd', (0, 0))", "('step', ())", "('b', (0,))"}
+    assert set(plain["storage_data"]) == {"('w, odd', (0, 0))", "('step', ())", "('b', (0,))", "('b', (4,))"}
+    assert plain["state_dict_metadata"]["b"]["axis_fragmentations"] == [2]
+    assert [each["global_offset"] for each in plain["state_dict_metadata"]["b"]["chunk"]] == [[0], [4]]
 
 
 @pytest.mark.parametrize(

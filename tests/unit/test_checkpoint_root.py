@@ -84,13 +84,18 @@ def test_a_root_that_is_read_only_is_told(tmp_path):
 @pytest.mark.parametrize("text", ["", "{}", "not json", '{"job_id": 3, "lineage": "x"}'])
 def test_a_damaged_identity_is_told(tmp_path, text):
     (tmp_path / "elastic_run.json").write_text(text)
-    with pytest.raises(UsageError, match=r"cannot be read.*write them back"):
+    with pytest.raises(UsageError, match=r"cannot be read.*write these two back"):
         claim(str(tmp_path), job_id=None)
 
 
-def test_the_identity_file_is_plain(tmp_path):
+def test_the_identity_file_is_plain_and_may_be_written_by_hand(tmp_path):
     claimed = claim(str(tmp_path), job_id="mine")
-    assert json.loads((tmp_path / "elastic_run.json").read_text()) == {"job_id": "mine", "lineage": claimed.lineage}
+    path = tmp_path / "elastic_run.json"
+    stored = json.loads(path.read_text())
+    assert stored.pop("crc32") >= 0
+    assert stored == {"job_id": "mine", "lineage": claimed.lineage}
+    path.write_text(json.dumps(stored))
+    assert claim(str(tmp_path), job_id="mine") == claimed
 
 
 def test_a_lock_is_held_by_one(tmp_path):

@@ -156,6 +156,11 @@ def test_a_conflict_names_what_the_user_set():
         resolve(["--training.global_batch_size", "2"], environ={})
 
 
+def test_bits_that_shall_not_depend_on_the_world_size_need_a_batch_that_does_not():
+    with pytest.raises(ConfigError, match=r"^--training\.numerics: training\.numerics is exact, but"):
+        resolve(["--training.numerics", "exact", "--training.batch", "per_rank"], environ={})
+
+
 def test_settings_survive_json():
     given_settings = resolve(
         ["--steps", "5", "--data.order", "sequential", "--job.options.a", "1.5", "--job.options.b", "true"], environ={}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from elastic.checkpoint.reader import Restored
+from elastic.checkpoint.restored import Restored
 from elastic.clock import ManualClock
 from elastic.data.digest import chain, step_digest
 from elastic.distributed.group import Alone

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from elastic.checkpoint.reader import Restored as RestoredState
+from elastic.checkpoint.restored import Restored as RestoredState
 from elastic.data.audit import account
 from elastic.distributed.group import Alone
 from elastic.distributed.replicate import Replica

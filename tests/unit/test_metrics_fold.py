@@ -205,6 +205,24 @@ def test_readiness_says_why(metrics):
     assert found["elastic_job_active",] == 0
 
 
+def test_copies_in_memory_and_what_saves_cost(metrics):
+    memory = events.CheckpointSaved(
+        iteration=50, consumed_samples=1, bytes=10, seconds=0.1, interval_s=None, tier="memory", stall_s=0.1, skipped=2
+    )
+    metrics.apply(record(memory, rank=0))
+    metrics.apply(record(memory, rank=0))
+    for tier in ("memory", "none", "disk"):
+        back = events.Restored(tier=tier, iteration=4, consumed_samples=96, seconds=1.0, reason="r")
+        for rank in (0, 1):
+            metrics.apply(record(back, rank=rank))
+    found = samples(metrics)
+    assert found["elastic_checkpoint_stall_seconds_total", ("tier", "memory")] == pytest.approx(0.2)
+    assert found["elastic_checkpoint_skipped_total", ("tier", "memory")] == 4
+    assert found["elastic_checkpoint_last_step", ("tier", "memory")] == 50
+    restores = {key[1][1]: value for key, value in found.items() if key[0] == "elastic_restores_total"}
+    assert restores == {"memory": 1, "disk": 1, "peer": 0, "other": 0}
+
+
 def test_restoring_shows_where_the_run_stands(metrics):
     metrics.apply(
         record(events.Restored(tier="disk", iteration=40, consumed_samples=960, seconds=1.0, reason="r"), rank=2)

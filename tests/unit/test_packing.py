@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from elastic.checkpoint.reader import Restored
+from elastic.checkpoint.restored import Restored
 from elastic.data.packing import pack
 from elastic.distributed.group import Alone
 from elastic.errors import DataError

@@ -1,0 +1,194 @@
+"""Reading only what one rank needs of an iteration: of each file the header, and the chunks in which its parts lie.
+
+Every byte that is used was verified: a chunk's checksum is that of the file up to its end, and starts from the one of
+the chunk before, so that a chunk can be checked alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from elastic.checkpoint.checksums import fault_of
+from elastic.checkpoint.cuts import Cut, Window, whole
+from elastic.checkpoint.header import TensorEntry, header_bytes, parse_header
+from elastic.checkpoint.layout import METADATA
+from elastic.checkpoint.manifest import FileFacts
+from elastic.checkpoint.metadata import Piece, parse_metadata
+from elastic.checkpoint.pieces import Part, fill
+from elastic.checkpoint.shards import decode_shard
+from elastic.checkpoint.storage import Storage
+from elastic.errors import CheckpointDamaged
+
+
+class VerifiedFile:
+    """A file of which any part can be read and is checked against what was written."""
+
+    def __init__(self, directory: str, name: str, facts: FileFacts, *, storage: Storage) -> None:
+        self._path = os.path.join(directory, name)
+        self._name = name
+        self._facts = facts
+        self._storage = storage
+        self._all: bytes | None = None
+
+    def read(self, begin: int, end: int) -> bytes:
+        """The bytes from `begin` up to `end`.
+
+        Raises:
+            CheckpointDamaged: they cannot be read, or they or the file's length are not what was written.
+        """
+        if not self._facts.chunks:  # format 1 has a checksum for the whole file only
+            return self._whole()[begin:end]
+        start, before = 0, 0
+        chunks: list[tuple[int, int, int, int]] = []  # first byte, one past the last, checksums before and after
+        for stop, after in self._facts.chunks:
+            if start < end and stop > begin:
+                chunks.append((start, stop, before, after))
+            start, before = stop, after
+        if not chunks:
+            return b""
+        first = chunks[0][0]
+        data = self._bytes(first, chunks[-1][1])
+        view = memoryview(data)
+        for at, stop, known, after in chunks:
+            if zlib.crc32(view[at - first : stop - first], known) != after:
+                raise CheckpointDamaged(
+                    f"{self._name} is not what was written: its checksum does not match in bytes {at} to {stop - 1}"
+                )
+        return data[begin - first : end - first]
+
+    def entries(self) -> tuple[TensorEntry, ...]:
+        """What its header says, if it is a safetensors file.
+
+        Raises:
+            CheckpointDamaged: it is not.
+        """
+        size_bytes = self._facts.size_bytes
+        try:
+            start = self.read(0, min(size_bytes, self._facts.chunks[0][0] if self._facts.chunks else size_bytes))
+            end = 8 + header_bytes(start[:8], size_bytes=size_bytes, what=self._name)
+            text = start[8:end] if end <= len(start) else self.read(8, end)
+            return parse_header(text, size_bytes=size_bytes, what=self._name)
+        except ValueError as error:
+            raise CheckpointDamaged(str(error)) from error
+
+    def _bytes(self, begin: int, end: int) -> bytes:
+        try:
+            data = self._storage.read_part(self._path, begin, end)
+            found = self._storage.size_bytes(self._path)
+        except (OSError, MemoryError) as error:
+            raise CheckpointDamaged(f"{self._name} cannot be read: {error}") from error
+        if found != self._facts.size_bytes or len(data) != end - begin:
+            raise CheckpointDamaged(f"{self._name} has {found} bytes, expected {self._facts.size_bytes}")
+        return data
+
+    def _whole(self) -> bytes:
+        if self._all is None:
+            data = self._bytes(0, self._facts.size_bytes)
+            if (fault := fault_of(data, self._facts, name=self._name)) is not None:
+                raise CheckpointDamaged(fault)
+            self._all = data
+        return self._all
+
+
+@dataclass(kw_only=True)
+class _Gathering:
+    """A tensor while its parts are being found."""
+
+    window: Window
+    cut: Cut | None
+    parts: list[Part] = field(default_factory=list)
+
+
+class PartReader:
+    """Takes from file after file what lies in the windows that are wanted, and puts it together at the end."""
+
+    def __init__(self, metadata: bytes, cuts: Mapping[str, Cut]) -> None:
+        """`metadata`: the text of metadata.json. `cuts`: of which tensors only a part is wanted.
+
+        Raises:
+            CheckpointDamaged: the text cannot be read.
+        """
+        try:
+            self._pieces = {(piece.file_name, piece.name): piece for piece in parse_metadata(metadata)}
+        except ValueError as error:
+            raise CheckpointDamaged(str(error)) from error
+        self._cuts = cuts
+        self._found: dict[str, _Gathering] = {}
+
+    def take(self, file_name: str, file: VerifiedFile, *, skip: tuple[str, ...] = ()) -> None:
+        """Read what is wanted of one file; tensors whose names begin with one of `skip` are not."""
+        boxes: dict[str, tuple[Window, Window]] = {}
+        image: list[tuple[TensorEntry, tuple[int, ...], bytes]] = []
+        for entry in file.entries():
+            if entry.name.startswith(skip) and skip:
+                continue
+            box, part = self._window(file_name, entry)
+            gathering = self._found[entry.name]
+            if part.empty and (gathering.parts or not gathering.window.empty):
+                continue
+            shape, begin, end = _rows(entry, box, part)
+            image.append((entry, shape, file.read(begin, end)))
+            boxes[entry.name] = (Window(offset=_moved(box, part, shape), size=shape), part)
+        for name, tensor in decode_shard(_image(image), file_name=file_name).items():
+            held, part = boxes[name]
+            self._found[name].parts.append(Part(offset=part.offset, tensor=tensor[part.slices(held.offset)]))
+
+    def finish(self) -> dict[str, tuple[Tensor, Cut | None]]:
+        """Every tensor met, whole or as the part that was wanted, with its cut in that case.
+
+        Raises:
+            CheckpointDamaged: pieces are missing or do not fit.
+        """
+        return {name: (fill(name, each.window, each.parts), each.cut) for name, each in self._found.items()}
+
+    def _window(self, file_name: str, entry: TensorEntry) -> tuple[Window, Window]:
+        """Where a piece lies, and what of it is wanted."""
+        piece = self._pieces.get((file_name, entry.name))
+        if piece is None or len(piece.global_shape) != len(entry.shape):
+            raise CheckpointDamaged(f"{file_name} holds {entry.name}, of which {METADATA} says nothing that fits")
+        if entry.name not in self._found:
+            self._found[entry.name] = _gathering(piece, self._cuts.get(entry.name))
+        box = Window(offset=piece.offset, size=entry.shape)
+        return box, box.meet(self._found[entry.name].window)
+
+
+def _gathering(piece: Piece, cut: Cut | None) -> _Gathering:
+    """A tensor of another shape is read whole: whoever compares it then tells both shapes."""
+    if cut is not None and cut.shape == piece.global_shape:
+        return _Gathering(window=cut.window, cut=cut)
+    return _Gathering(window=whole(piece.global_shape), cut=None)
+
+
+def _rows(entry: TensorEntry, box: Window, part: Window) -> tuple[tuple[int, ...], int, int]:
+    """Shape and bytes (begin, end) of the rows of a piece in which a part of it lies."""
+    if not entry.shape or (entry.end - entry.begin) % max(1, entry.shape[0]):
+        return entry.shape, entry.begin, entry.end
+    if part.empty:
+        return part.size, entry.begin, entry.begin
+    row_bytes = (entry.end - entry.begin) // entry.shape[0]
+    first = part.offset[0] - box.offset[0]
+    shape = (part.size[0], *entry.shape[1:])
+    return shape, entry.begin + first * row_bytes, entry.begin + (first + part.size[0]) * row_bytes
+
+
+def _moved(box: Window, part: Window, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Where the rows that were read begin in the whole tensor."""
+    if part.empty or shape == box.size:
+        return part.offset if part.empty else box.offset
+    return (part.offset[0], *box.offset[1:])
+
+
+def _image(rows: list[tuple[TensorEntry, tuple[int, ...], bytes]]) -> bytes:
+    """What was read as a small file of its own, for the format's library to give every type its meaning."""
+    header, at = {}, 0
+    for entry, shape, data in rows:
+        header[entry.name] = {"dtype": entry.dtype, "shape": list(shape), "data_offsets": [at, at + len(data)]}
+        at += len(data)
+    text = json.dumps(header).encode()
+    return b"".join([len(text).to_bytes(8, "little"), text, *(data for _, _, data in rows)])

@@ -1,0 +1,183 @@
+"""Restoring from memory: which copy may be gone on from, and how every rank comes to have it.
+
+A copy is ahead of the commit record. It may be gone on from if it lies on the line that leads on from there: copies of
+the generation that the record bears do, since that generation went on from the record or wrote it, step after step.
+An older generation's copy may be of a line that others left meanwhile; without a record there is nothing to tell.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from elastic.checkpoint.arena import Held, tensors_of
+from elastic.checkpoint.layout import CommitRecord, Health, ShardKind, parse_shard_name
+from elastic.checkpoint.manifest import Manifest
+from elastic.checkpoint.reading import read_manifest
+from elastic.checkpoint.restoring import Plan
+from elastic.checkpoint.seams import Group
+from elastic.checkpoint.shards import original_form
+from elastic.checkpoint.state import Captured
+from elastic.checkpoint.storage import Storage
+from elastic.errors import CheckpointDamaged
+
+_CHUNK_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offer:
+    """A whole copy that a rank can reach. Equal offers are the same state."""
+
+    lineage: str
+    generation: int
+    iteration: int
+    consumed_samples: int
+    run_digest: int
+    ckpt_status: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pick:
+    """What to go on from, and who has it; None: nothing in memory, for this reason."""
+
+    offer: Offer | None
+    reason: str
+    holders: tuple[int, ...] = ()
+
+
+def offer_of(held: Held) -> Offer:
+    """What can be told of a copy in a few words."""
+    manifest = held.manifest
+    return Offer(
+        lineage=manifest.lineage,
+        generation=manifest.generation,
+        iteration=manifest.iteration,
+        consumed_samples=manifest.consumed_samples,
+        run_digest=manifest.run_digest,
+        ckpt_status=manifest.ckpt_status,
+    )
+
+
+def pick(
+    offers: Sequence[Sequence[Offer]], *, record: CommitRecord | None, newest_on_disk: int, load_unhealthy: bool = False
+) -> Pick:
+    """Choose from what the ranks offer (by rank): the newest copy that goes on from the record, if it beats the disk.
+
+    `newest_on_disk`: the iteration that would be restored from there. A copy in memory of the same one is faster.
+    """
+    if record is None:
+        return Pick(offer=None, reason="nothing was committed yet that a copy in memory could go on from")
+    if not any(offers):
+        return Pick(offer=None, reason="no rank has a copy of the state in memory")
+    faults: list[str] = []
+    fit: set[Offer] = set()
+    for offer in {each for own in offers for each in own}:
+        if (fault := _fault(offer, record, newest_on_disk, load_unhealthy)) is None:
+            fit.add(offer)
+        else:
+            faults.append(f"the copy of iteration {offer.iteration} in memory {fault}")
+    if not fit:
+        return Pick(offer=None, reason="; ".join(sorted(faults)))
+    best = max(fit, key=lambda each: each.iteration)
+    holders = tuple(rank for rank, own in enumerate(offers) if best in own)
+    reason = f"the newest copy in memory, on {len(holders)} of {len(offers)} ranks"
+    return Pick(offer=best, holders=holders, reason=f"{reason}; committed was iteration {record.iteration}")
+
+
+def _fault(offer: Offer, record: CommitRecord, newest_on_disk: int, load_unhealthy: bool) -> str | None:
+    if offer.lineage != record.lineage:
+        return f"is of lineage {offer.lineage}, not {record.lineage}"
+    if offer.generation != record.generation:
+        return f"is of generation {offer.generation}; others have gone on in generation {record.generation}"
+    if offer.iteration < record.iteration or offer.consumed_samples < record.consumed_samples:
+        return f"is older than the committed iteration {record.iteration}"
+    if offer.iteration < newest_on_disk:
+        return f"is older than iteration {newest_on_disk} on disk"
+    if offer.ckpt_status == Health.ABNORMAL and not load_unhealthy:
+        return "is marked unhealthy"
+    return None
+
+
+def decide(
+    offers: Sequence[Sequence[dict[str, Any]]], *, record: CommitRecord | None, plan: Plan, load_unhealthy: bool,
+    storage: Storage,
+) -> dict[str, Any]:  # fmt: skip
+    """On rank 0: what to take from memory, what was committed last, and all that was committed on the way to it."""
+    chosen = pick(
+        [[Offer(**each) for each in own] for own in offers],
+        record=record,
+        newest_on_disk=plan.attempts[0].iteration,
+        load_unhealthy=load_unhealthy,
+    )
+    told: dict[str, Any] = {"pick": asdict(chosen), "ancestors": [], "durable": 0}
+    if record is not None and chosen.offer is not None:
+        digest = record.manifest_digest
+        told |= {"ancestors": [digest], "durable": record.iteration}
+        for each in plan.attempts:
+            if each.manifest_digest == digest:
+                with contextlib.suppress(CheckpointDamaged):  # then no more is known than what was committed last
+                    manifest = read_manifest(each.directory, storage=storage, manifest_digest=digest)
+                    told["ancestors"] = [*manifest.ancestors, digest]
+    return told
+
+
+def from_plain(plain: dict[str, Any]) -> Pick:
+    """Read back a pick that was told as JSON."""
+    offer = Offer(**plain["offer"]) if plain["offer"] is not None else None
+    return Pick(offer=offer, reason=plain["reason"], holders=tuple(plain["holders"]))
+
+
+def fetch(pick: Pick, held: Held | None, *, group: Group) -> tuple[Manifest, dict[str, memoryview]]:
+    """The chosen copy on every rank: its own, or that of the first holder. All ranks call it.
+
+    Raises:
+        PeerLost: from the group.
+    """
+    source = pick.holders[0]
+    about = group.gather(_about(held) if held is not None and group.rank == source else None)
+    told = group.broadcast(None if about is None else about[source])
+    images: dict[str, memoryview] = {}
+    for name, size_bytes in told["images"]:
+        image = held.images[name] if held is not None and group.rank == source else None
+        arrived = torch.empty(size_bytes if held is None else 0, dtype=torch.uint8)
+        for start in range(0, size_bytes, _CHUNK_BYTES):
+            # Bytes are added as integers, and all ranks but one add 0.
+            chunk = torch.zeros(min(_CHUNK_BYTES, size_bytes - start), dtype=torch.uint8)
+            if image is not None:
+                chunk.copy_(torch.frombuffer(image, dtype=torch.uint8, count=len(chunk), offset=start))
+            group.sum_(chunk)
+            if held is None:
+                arrived[start : start + len(chunk)] = chunk
+        images[name] = memoryview(arrived.numpy())  # type: ignore[arg-type]
+    if held is not None:
+        return held.manifest, dict(held.images)
+    return Manifest.from_bytes(told["manifest"].encode()), images
+
+
+def _about(held: Held) -> dict[str, Any]:
+    return {
+        "manifest": held.manifest.to_bytes().decode(),
+        "images": [[name, len(image)] for name, image in held.images.items()],
+    }
+
+
+def captured_from(manifest: Manifest, images: dict[str, memoryview]) -> Captured:
+    """A state from its images, as views of them: whoever takes it into use copies it (values.decode does).
+
+    Raises:
+        CheckpointDamaged: they are not what the manifest says.
+    """
+    parts: dict[ShardKind, dict[str, Tensor]] = {ShardKind.MODEL: {}, ShardKind.OPT: {}}
+    notes = manifest.values.get("tensors", {})
+    for name, image in images.items():
+        shard = parse_shard_name(name)
+        if shard is None:
+            raise CheckpointDamaged(f"in memory: {name!r:.80} is no shard")
+        for each, tensor in tensors_of(name, image).items():
+            parts[shard.kind][each] = original_form(tensor, notes.get(each))
+    return Captured(model=parts[ShardKind.MODEL], opt=parts[ShardKind.OPT], values=dict(manifest.values))

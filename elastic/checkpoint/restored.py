@@ -1,0 +1,31 @@
+"""Restored: what a restore tells of where the run stands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restored:
+    """Where the run stands after a restore. Without a restored position (`tier` "none", or weights only): all 0."""
+
+    iteration: int = 0
+    consumed_samples: int = 0
+    run_digest: int = 0
+    global_batch_size: int | None = None
+    """That of the saved run; None where no position was restored."""
+    world_size: int | None = None
+    seed: int | None = None
+    order_version: int | None = None
+    lineage: str = ""
+    tier: str = "none"
+    """Where the state came from: "disk", or "none" where the run begins."""
+    reason: str
+    own: bool = False
+    """Whether it came from this run's own save_path."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """The configuration of the run that saved it."""
+    data: Mapping[str, Any] = field(default_factory=dict)
+    """What that run knew of its data."""

@@ -1,0 +1,53 @@
+"""How a session lays its models out on the ranks, and what may be tracked beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from elastic.config.model import Numerics, Settings, StrategyKind
+from elastic.distributed.group import Collectives
+from elastic.distributed.replicate import Replica
+from elastic.distributed.strategy import Strategy
+from elastic.errors import UsageError
+from elastic.world import World
+
+
+def lay_out(model: nn.Module, settings: Settings, *, world: World, group: Collectives) -> Strategy:
+    """Put a model on the ranks as training.strategy says; equal to rank 0's.
+
+    Raises:
+        UsageError: the settings contradict one another.
+    """
+    exact = settings.training.numerics is Numerics.EXACT
+    strategy: Strategy
+    if settings.training.strategy is StrategyKind.FSDP2:
+        if exact:
+            raise UsageError(
+                "training.numerics: exact needs training.strategy: replicate; with fsdp2 gradients are summed by ranks"
+            )
+        if group.size > 1:
+            from elastic.distributed.fsdp import Sharded  # takes seconds to import, which only its users spend
+
+            return Sharded(model, group, device=world.device)
+    strategy = Replica(model, group, exact=exact)
+    strategy.align()
+    return strategy
+
+
+def check_tracked(name: str, value: Any, strategies: Sequence[Strategy]) -> None:
+    """See whether an object can be saved and restored, and used with these strategies.
+
+    Raises:
+        UsageError: it cannot; the message says why.
+    """
+    if not (hasattr(value, "state_dict") and hasattr(value, "load_state_dict")):
+        raise UsageError(f"track({name}=…) got a {type(value).__name__}; it needs state_dict() and load_state_dict()")
+    if isinstance(value, torch.amp.GradScaler) and any(each.lockstep for each in strategies):
+        raise UsageError(
+            f"track({name}=…): a GradScaler looks at this rank's gradients only, so that ranks would differ in "
+            "which steps they skip; with training.strategy: fsdp2 use bfloat16, which needs none"
+        )
