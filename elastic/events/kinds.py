@@ -213,6 +213,16 @@ class StepCommitted(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Evaluated(Event):
+    """A model was measured on a whole data set; `values` are (name, mean) pairs. Told by rank 0."""
+
+    kind = "evaluated"
+    iteration: int
+    consumed_samples: int
+    values: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckpointSaved(Event):
     """An iteration was committed, or (tier "memory") copied; training waited `stall_s`. `skipped`: since the last."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from elastic.checkpoint.draft import SaveMeta
@@ -19,7 +19,7 @@ from elastic.data.loader import ElasticLoader
 from elastic.data.stream import ShardStream
 from elastic.distributed.group import Alone, Collectives
 from elastic.distributed.strategy import Strategy
-from elastic.events import Emit, Notice, OrderChosen, StepCommitted
+from elastic.events import Emit, Evaluated, Notice, OrderChosen, StepCommitted
 from elastic.plan.batch import BatchPlan
 from elastic.plan.batch_mode import Batching, BatchMode, batching
 from elastic.plan.likeness import SAVED_AS, Likeness
@@ -205,6 +205,14 @@ class Course:
                 skipped=skipped,
             )
         )
+
+    def evaluated(self, values: Mapping[str, float], open_step: Step | None) -> Evaluated:
+        """What was measured, and where: behind a step that is done, though the loop has not come back yet."""
+        done = open_step is not None and open_step.done and not open_step.skipped
+        iteration, samples = self.iteration, self.consumed_samples
+        if open_step is not None and done:
+            iteration, samples = open_step.iteration, open_step.stop
+        return Evaluated(iteration=iteration, consumed_samples=samples, values=tuple(sorted(values.items())))
 
     def close(self) -> None:
         """End the loader's processes."""

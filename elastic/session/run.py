@@ -229,9 +229,10 @@ class Session:
             measure: of one micro-batch, on this worker's device: name -> (sum, weight), as with losses.
 
         Returns:
-            name -> sum of all sums over sum of all weights, on every rank. All ranks must call this alike.
+            name -> sum of all sums over sum of all weights, on every rank. All ranks must call this alike. It is an
+            event too, once there are steps.
         """
-        return evaluate(
+        found = evaluate(
             self.loader(dataset, collate_fn=collate_fn),
             measure,
             group=self._group,
@@ -240,6 +241,9 @@ class Session:
             seed=self.settings.training.seed,
             lockstep=any(each.lockstep for each in self._strategies),
         )
+        if self.world.rank == 0 and self._course is not None:
+            self._report(self._course.evaluated(found, self._open_step))
+        return found
 
     def steps(self, data: Any, *, collate_fn: Collate | None = None) -> Iterator[Step]:
         """Restore what is tracked, then yield the steps still to do. All ranks must leave the loop at the same step.
@@ -335,6 +339,8 @@ class Session:
         if not restored.own:
             raise LossNotFinite(f"{step.skipped}, and nothing was saved yet that one could roll back to")
         course.roll_back(restored, skip_to=step.stop, reason=f"{step.skipped}: rolled back")
+        # At once, so that copies in memory of what was given up go on from nothing any more.
+        self._manager.save(self._tracked, course.save_meta())
 
     def _tell_restart(self, restored: Restored) -> None:
         training = self.settings.training

@@ -86,6 +86,19 @@ def test_what_cannot_be_pickled_is_refused_where_it_must_be(context):
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # more processes than cores
+def test_more_and_fewer_processes_bring_the_same():
+    """2, then 8, then 1, each for a stretch of the run, through the end of an epoch."""
+    expected, steps, position = run_undisturbed(total=60), [], 0
+    for workers, most in ((2, 2), (8, 2), (1, 9)):
+        loader = make(total=60, num_workers=workers, prefetch_factor=8, position=position)
+        while not loader.finished and most > 0:
+            steps.append(flat(loader.next_step()))
+            position, most = loader.commit(), most - 1
+        loader.close()
+    assert steps == expected
+
+
 def numbered(number):
     random.seed(number)
 
