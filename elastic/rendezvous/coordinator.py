@@ -150,7 +150,10 @@ class Coordinator:
             )
             if not self.identity.named:
                 self._registration.note(state=MemberState.JOINING, store_port=self._hosting.offer())
-            self._connect()
+            limit_s = self.options.connect_timeout_s
+            self._seen_closed = arrive(
+                self._registration, watch=self._watch, keys=self._keys, clock=self._clock, limit_s=limit_s
+            )
             self._watch.start()
             self._election.start()
         except BaseException:
@@ -263,13 +266,6 @@ class Coordinator:
         """How the job ended, after `done`. Without news for `timeout_s` it succeeded: the final state is durable."""
         self._watch.wait(lambda: self._closed() is not None, timeout_s=timeout_s)
         return self._closed() or unheard_end(timeout_s)
-
-    def _connect(self) -> None:
-        limit_s = self.options.connect_timeout_s
-        world = arrive(self._registration, watch=self._watch, keys=self._keys, clock=self._clock, limit_s=limit_s)
-        if world is not None and world.phase is Phase.CLOSED:
-            self._seen_closed = world.generation
-            self._registration.note(seen_closed=world.generation)
 
     def _await_seat(self, *, limit_s: float, interrupted: Callable[[], bool], at_once: bool) -> World:
         now_s = self._clock.monotonic_s()
