@@ -20,6 +20,7 @@ from elastic.checkpoint.places import Places, share
 from elastic.checkpoint.seams import Group
 from elastic.checkpoint.storage import Storage
 from elastic.checkpoint.survey import read_small
+from elastic.errors import CheckpointError
 
 CHUNK_BYTES = 8 << 20
 """Sent at a time; ranks that neither send nor keep a file need no more memory than that."""
@@ -32,6 +33,7 @@ def bring(
     """Have this iteration under its name in every place; why that cannot be, or None. Every rank calls it.
 
     Raises:
+        CheckpointError: a node cannot keep it, so that it cannot take part.
         PeerLost: from the group.
     """
     stock = _Stock(root, manifest_digest, storage)
@@ -51,10 +53,17 @@ def bring(
     if group.rank == 0 and routes.deliveries:
         tell(f"iteration {iteration}: {routes.reason}")
     received, fault = _deliver(routes.deliveries, manifest.files, stock, places, group)
+    unkept = None
     if places.lead and fault is None:
-        fault = _keep(root, iteration, generation, received, text.encode(), manifest, stock, storage, nonce)
-    votes = share(group, fault)
-    return next((f"rank {rank}: {each}" for rank, each in enumerate(votes) if each is not None), None)
+        unkept = _keep(root, iteration, generation, received, text.encode(), manifest, stock, storage, nonce)
+    votes = share(group, [fault, unkept])
+    for rank, (_, each) in enumerate(votes):
+        if each is not None:  # an older iteration may be there already, but nothing is wrong with this one
+            raise CheckpointError(
+                f"the node of rank {rank} lacks what the others hold, and {each}. Give it room and permission in "
+                f"checkpoint.save_path {root}, or let the others go on without it"
+            )
+    return next((f"rank {rank}: {each}" for rank, (each, _) in enumerate(votes) if each is not None), None)
 
 
 class _Stock:

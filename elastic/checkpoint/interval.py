@@ -28,6 +28,8 @@ from elastic.events import (
 RECENT_BYTES = 8 << 20
 """So much of the end of each file of events is looked at."""
 _FAULTS = {Cause.NODE_LOST, Cause.WORKER_EXIT, Cause.WORKER_SIGNAL, Cause.PEER_LOST, Cause.GROUP_FAILED}
+_BEFORE_S = 3600.0
+"""One failure in this time is reckoned with besides those seen: a young run has seen too little to go by."""
 _MOST_OF_TIME = 0.1
 """However often a run fails: no more than this share of it is spent saving."""
 
@@ -73,8 +75,6 @@ def advise(costs: Costs, *, every_steps: int | None, mean_time_s: float | None =
         lacking = "save" if costs.save_s is None else "step"
         return _silent(f"no {lacking} was seen yet")
     between_s, known = _mean_time(costs, mean_time_s)
-    if between_s <= 0:
-        return _silent("nothing was observed yet")
     wait_s = max(costs.save_s, 1e-9)
     best_s = max(optimum_s(wait_s, mean_time_s=between_s), wait_s / _MOST_OF_TIME, costs.durable_s or 0.0)
     steps = max(1, round(best_s / costs.step_s))
@@ -178,10 +178,9 @@ def recent_records(directory: Path, *, most_bytes: int = RECENT_BYTES) -> list[R
 def _mean_time(costs: Costs, told_s: float | None) -> tuple[float, str]:
     if told_s is not None:
         return told_s, f"failures are told to come every {_hours(told_s)}"
-    if costs.failures == 0:
-        return costs.observed_s, f"no failure was seen in {_hours(costs.observed_s)}: one is reckoned with in that time"
-    between_s = costs.observed_s / costs.failures
-    return between_s, f"{costs.failures} failures in {_hours(costs.observed_s)} are one every {_hours(between_s)}"
+    between_s = (costs.observed_s + _BEFORE_S) / (costs.failures + 1)
+    seen = f"{costs.failures} failures in {_hours(costs.observed_s)}"
+    return between_s, f"{seen}, with one in {_hours(_BEFORE_S)} taken for granted, are one every {_hours(between_s)}"
 
 
 def _silent(reason: str) -> Advice:

@@ -155,7 +155,9 @@ class CheckpointManager:
             iteration,
             enable_save=self._settings.enable_save,
             every_steps=self._every_steps,
-            last_saved=self._committed,
+            last_saved=self._committed
+            if self._flight is None or not self._by_distance
+            else self._flight.meta.iteration,
             failed_at=self._failed_at if self._flight is None else None,  # one that is under way is the next try
             failures=self._failures,
             counted=counted,

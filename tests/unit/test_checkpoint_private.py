@@ -24,7 +24,7 @@ from elastic.checkpoint.saving_apart import ApartSaving
 from elastic.checkpoint.seams import CommitVerdict
 from elastic.checkpoint.shards import Shard
 from elastic.checkpoint.storage import PosixStorage
-from elastic.errors import Fenced, NothingToRestore, RunMismatch
+from elastic.errors import CheckpointError, Fenced, NothingToRestore, RunMismatch
 from tests.harness.apart import Apart
 from tests.harness.checkpoints import make_run, meta, same
 from tests.harness.faulty_storage import Died, Fault, FaultyStorage
@@ -219,6 +219,15 @@ class TestRestoring:
         runs = apart.train([0, 1], generation=2)
         assert all(same(run, truth(5)) for run in runs)
         assert "no node has a sound checkpoint-model" in apart.reasons("checkpoint_rejected")
+
+    def test_a_newcomer_without_room_is_named_and_nothing_older_is_taken_for_it(self, apart):
+        apart.train([0, 1], 5, generation=1)
+        apart.train([0], 10, generation=2)
+        apart.storages[1] = storage = FaultyStorage(at=1, number=errno.ENOSPC)
+        with pytest.raises(CheckpointError, match=r"the node of rank 1 lacks .* No space left"):
+            apart.train([0, 1], generation=3)
+        assert storage.fired
+        assert same(apart.train([0], generation=4)[0], truth(10))
 
     def test_all_disks_lost_is_no_beginning(self, apart):
         apart.train([0, 1], 5, generation=1)
