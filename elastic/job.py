@@ -46,7 +46,7 @@ class Job:
     model: Callable[[World], nn.Module]
     """Builds the model; we move it to the world's device."""
     dataset: Callable[[], Any]
-    """Builds a map-style data set (`__getitem__`, `__len__`), the same on every rank."""
+    """Builds the data, the same on every rank: map-style (`__getitem__`, `__len__`), MixedDataset or ShardStream."""
     loss: Loss
     """Of the model and one batch: one number for each sample, shape [n]; or (sum, weight), two scalars."""
     optimizer: Callable[[nn.Module], Optimizer]

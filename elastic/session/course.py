@@ -232,9 +232,9 @@ class Course:
             seed=training.seed,
             order_version=ORDER_VERSION,
             settings=to_plain(self._settings) | self._likeness,
-            global_step=global_step_view(self.consumed_samples, training.global_batch_size),
+            global_step=global_step_view(self.consumed_samples, self._batching.global_batch_size),
             epoch_num=epoch,
-            step_num=position // training.global_batch_size,
+            step_num=position // self._batching.global_batch_size,
             data=self._settled.to_plain(states=self._all_states(), last=self._last_step),
             signs=Signs(
                 loss=self._losses[-1] if self._losses else None,

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import elastic
+from elastic.cli import main
 from elastic.data.audit import account
 from elastic.data.digest import chain
 from elastic.distributed.group import Alone
@@ -72,7 +73,7 @@ class TestNotANumber:
         loop(session())
         assert audit_run(tmp_path / "run").exact
 
-    def test_skip_passes_over_the_step_and_counts_it(self, session, tmp_path):
+    def test_skip_passes_over_the_step_and_counts_it(self, session, tmp_path, capsys):
         states = loop(session(on_nan="skip"), bad=(4, 6))
         assert torch.equal(states[30], states[20]), "the step changed nothing, momentum and decay included"
         assert not torch.equal(states[40], states[30])
@@ -81,6 +82,8 @@ class TestNotANumber:
         found = audit_run(tmp_path / "run")
         assert found.exact
         assert (found.skipped_steps, found.skipped_samples, found.samples, found.never_used) == (2, 20, 60, 0)
+        assert main(["audit", str(tmp_path / "run")]) == 0
+        assert "used once, but for 20 that a policy skipped" in capsys.readouterr().out
         assert sum("its samples are passed over" in event.text for event in events(tmp_path, Notice)) == 2
 
     def test_roll_back_goes_to_the_last_save_and_passes_over_all_since(self, session, tmp_path):

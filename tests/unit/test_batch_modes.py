@@ -86,6 +86,13 @@ def test_saves_come_at_the_same_samples_at_any_world_size():
         assert found == saved
 
 
+def test_a_checkpoint_counts_steps_of_the_batch_that_it_names():
+    """Another system's reader multiplies the two."""
+    state = Restored(reason="a test", iteration=3, consumed_samples=54)
+    meta = course(size=3, restored=state, **PER_RANK).save_meta()
+    assert (meta.global_batch_size, meta.global_step, meta.step_num) == (18, 3, 3)
+
+
 @given(sizes=st.lists(st.integers(1, 70), min_size=1, max_size=40), every=st.integers(1, 5))
 @settings(deadline=None, max_examples=50)
 def test_no_multiple_is_passed_without_a_save(sizes, every):

@@ -215,3 +215,32 @@ def test_what_was_restored_is_not_what_the_next_copies_write_over(tmp_path):
         manager.snapshot(other.tracked, meta(iteration, generation=2))
     assert same(run, make_run().step(14))
     tier.close()
+
+
+def test_a_roll_back_passes_memory_by_and_nobody_goes_on_from_what_it_gave_up(tmp_path):
+    bench = Bench(tmp_path / "root")
+
+    def rank(group):
+        tier = open_tier(tmp_path / f"node{group.rank}")
+        run = make_run()
+        manager = bench.manager(group=group, generation=1, tier=tier, memory_every_steps=1)
+        manager.restore(run.tracked)
+        while run.steps < 14:
+            run.step()
+            if run.steps == 10:
+                assert manager.save(run.tracked, meta(10, generation=1)).saved
+            else:
+                manager.snapshot(run.tracked, meta(run.steps, generation=1))
+        newest = manager.restore(run.tracked)
+        durable = manager.restore(run.tracked, recall=False)
+        # Step 15, of samples 112 to 120, was no good: all samples since the save are passed over.
+        assert manager.save(run.tracked, meta(11, generation=1, consumed_samples=120)).saved
+        tier.close()
+        return newest, durable, run
+
+    for newest, durable, run in run_tensor_ranks(2, rank):
+        assert (newest.iteration, newest.tier) == (14, "memory")
+        assert (durable.iteration, durable.tier) == (10, "disk")
+        assert same(run, make_run().step(10))
+    for restored, _ in live(bench, tmp_path, 2, generation=2, to=11):
+        assert (restored.iteration, restored.consumed_samples) == (11, 120)
