@@ -46,14 +46,15 @@ def in_child(work) -> int:
     return pid
 
 
-def save_for_ever(bench: Bench, *, generation: int, storage=None, limit=1000) -> None:
-    """Restore, then train and save every step."""
+def save_for_ever(bench: Bench, *, generation: int, storage=None, limit=1000, saved=lambda: None) -> None:
+    """Restore, then train and save every step; `saved` is called after each."""
     run = make_run(seed=1)
     manager = bench.manager(storage=storage, save_max=2, generation=generation)
     run.steps = manager.restore(run.tracked).iteration
     for iteration in range(run.steps + 1, run.steps + limit):
         run.step()
         assert manager.save(run.tracked, meta(iteration, generation=generation)).saved
+        saved()
 
 
 if __name__ == "__main__":
