@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from elastic.data.mixed import MixedDataset as MixedDataset
     from elastic.data.stream import ShardStream as ShardStream
+    from elastic.job import Evaluation as Evaluation
     from elastic.job import Job as Job
     from elastic.session import Session as Session
     from elastic.session import Step as Step
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Evaluation": "elastic.job",
     "Job": "elastic.job",
     "MixedDataset": "elastic.data.mixed",
     "Session": "elastic.session",
@@ -27,7 +29,7 @@ _HOMES = {
     "Step": "elastic.session",
     "World": "elastic.world",
 }
-__all__ = ["Job", "MixedDataset", "Session", "ShardStream", "Step", "World", "__version__"]
+__all__ = ["Evaluation", "Job", "MixedDataset", "Session", "ShardStream", "Step", "World", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,21 @@ if TYPE_CHECKING:
     from elastic.config.model import Settings
     from elastic.world import World
 
+    Measure = Callable[[nn.Module, Any], Mapping[str, tuple[Tensor | float, Tensor | float]]]
     Loss = Callable[[nn.Module, Any], Tensor | tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """What to measure while training, and how often."""
+
+    dataset: Callable[[], Any]
+    """Builds a map-style data set; each of its items is measured once, at any world size."""
+    measure: Measure
+    """Of the model and one batch: name -> (sum over its samples, weight), as with losses."""
+    every_samples: int
+    """Measured by each step that reaches a multiple of it: at the same places at any batch size."""
+    collate: Callable[[list[Any]], Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +57,8 @@ class Job:
     """Gradients longer than this are shortened to it; None: never."""
     collate: Callable[[list[Any]], Any] | None = None
     """Makes a batch of a list of items; None: torch's default_collate."""
+    evaluation: Evaluation | None = None
+    """What to measure while training; the results are events. None: nothing."""
     until: int | None = None
     """Steps of the run; None: what the settings say."""
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import nn
+
 from elastic.config.model import Settings
-from elastic.job import Job
+from elastic.job import Evaluation, Job
 from elastic.plan.batch_mode import BatchMode
 from elastic.session import Session
 
@@ -33,3 +35,12 @@ def run_job(job: Job, settings: Settings) -> None:
                     for group, rate in zip(optimizer.param_groups, base_rates, strict=True):
                         group["lr"] = rate * factor
                 optimizer.step()
+            if job.evaluation is not None and step.crosses(job.evaluation.every_samples):
+                _evaluate(run, model, job.evaluation)
+
+
+def _evaluate(run: Session, model: nn.Module, evaluation: Evaluation) -> None:
+    training = model.training
+    model.eval()
+    run.evaluate(evaluation.dataset(), lambda batch: evaluation.measure(model, batch), collate_fn=evaluation.collate)
+    model.train(training)

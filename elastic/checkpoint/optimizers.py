@@ -124,11 +124,12 @@ def _groups_text(groups: Sequence[frozenset[str]], *, most: int = 6) -> str:
 
 def apply_optimizer(
     optimizer: Optimizer, plain: Mapping[str, Any], tensors: Mapping[str, Tensor], *, order: list[int], key: str,
-    names: Mapping[int, str], cuts: Mapping[str, Cut], known: Mapping[str, Cut],
+    names: Mapping[int, str], cuts: Mapping[str, Cut], known: Mapping[str, Cut], copy: bool,
 ) -> None:  # fmt: skip
     """Put a saved state into an optimizer, fresh or not, exactly: no cast, nothing dropped.
 
-    `cuts`: of the parameters here; `known`: of which saved tensors only this rank's part is given.
+    `cuts`: of the parameters here; `known`: of which saved tensors only this rank's part is given. `copy`: whether
+    the tensors belong to somebody else, so that the optimizer may not keep them.
     """
     packed = optimizer.state_dict()
     parts = dict(tensors)
@@ -143,7 +144,7 @@ def apply_optimizer(
         group.update({name: decode(value, tensors=tensors) for name, value in settings.items()})
         for name, index in zip(_member_names(live["params"], key, names), group["params"], strict=True):
             if name in plain["state"]:
-                by_name[name] = {each: decode(value, tensors=parts) for each, value in plain["state"][name]}
+                by_name[name] = {each: decode(value, tensors=parts, copy=copy) for each, value in plain["state"][name]}
                 state[index] = dict(by_name[name])
     optimizer.load_state_dict({**packed, "state": state, "param_groups": packed["param_groups"]})
     _undo_casts(optimizer, by_name, names)

@@ -60,6 +60,7 @@ def read_iteration(directory: str, manifest: Manifest, *, storage: Storage, weig
     return Captured(
         model={name: original_form(each, notes.get(name)) for name, each in tensors[ShardKind.MODEL].items()},
         opt={name: original_form(each, notes.get(name)) for name, each in tensors[ShardKind.OPT].items()},
+        own=True,
         values=dict(manifest.values),
     )
 

@@ -23,7 +23,7 @@ from elastic.checkpoint.restoring import Plan
 from elastic.checkpoint.seams import Group
 from elastic.checkpoint.shards import original_form
 from elastic.checkpoint.state import Captured
-from elastic.checkpoint.storage import Storage
+from elastic.checkpoint.storage import Storage, large_memory
 from elastic.errors import CheckpointDamaged
 
 _CHUNK_BYTES = 64 << 20
@@ -167,7 +167,7 @@ def _about(held: Held) -> dict[str, Any]:
 
 
 def captured_from(manifest: Manifest, images: dict[str, memoryview]) -> Captured:
-    """A state from its images, as views of them: whoever takes it into use copies it (values.decode does).
+    """A state from its images. What an optimizer keeps is copied, since the images will be written again.
 
     Raises:
         CheckpointDamaged: they are not what the manifest says.
@@ -178,6 +178,13 @@ def captured_from(manifest: Manifest, images: dict[str, memoryview]) -> Captured
         shard = parse_shard_name(name)
         if shard is None:
             raise CheckpointDamaged(f"in memory: {name!r:.80} is no shard")
-        for each, tensor in tensors_of(name, image).items():
+        for each, tensor in tensors_of(name, _copied(image) if shard.kind is ShardKind.OPT else image).items():
             parts[shard.kind][each] = original_form(tensor, notes.get(each))
-    return Captured(model=parts[ShardKind.MODEL], opt=parts[ShardKind.OPT], values=dict(manifest.values))
+    return Captured(model=parts[ShardKind.MODEL], opt=parts[ShardKind.OPT], own=True, values=dict(manifest.values))
+
+
+def _copied(image: memoryview) -> memoryview:
+    """All of it at once, and into large pages: tensor by tensor it would take three times as long."""
+    copy = memoryview(large_memory(len(image)))[: len(image)]
+    copy[:] = image
+    return copy

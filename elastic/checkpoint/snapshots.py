@@ -85,6 +85,8 @@ class Snapshots:
 
     def keep(self, draft: Manifest, shards: Sequence[Shard], captured: Captured) -> bool:
         """Copy everything, for a restart; False where the arena is still being written to disk."""
+        if captured.cuts:
+            return True  # of parts a restart needs those of other nodes, too
         return self._take(draft, shards, captured, keep=False) is not None
 
     def forget_newer(self, iteration: int) -> None:
@@ -105,7 +107,7 @@ class Snapshots:
 
     def _take(self, draft: Manifest, shards: Sequence[Shard], captured: Captured, *, keep: bool) -> Taken | None:
         begun_s = self._clock.monotonic_s()
-        kept = self.kept and not captured.cuts  # of parts a restart needs those of other nodes, too
+        kept = self.kept and not captured.cuts
         rest = _rest(captured, shards) if kept else []
 
         def take(tier: MemoryTier) -> Taken | None:

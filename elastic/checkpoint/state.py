@@ -26,6 +26,8 @@ class Captured:
     opt: dict[str, Tensor]
     cuts: dict[str, Cut] = field(default_factory=dict)
     """Of the tensors, model's and opt's, of which only this rank's part is here."""
+    own: bool = False
+    """Whether they are nobody else's, so that who takes the state may keep them."""
     values: dict[str, Any]
     """JSON: `objects` (by tracked name), `ties`, `tensors` (what a file cannot say of them)."""
 
@@ -173,6 +175,7 @@ def _apply_objects(captured: Captured, parts: _Sorted, orders: Mapping[str, list
             names=names,
             cuts=cuts,
             known=captured.cuts,
+            copy=not captured.own or bool(cuts or captured.cuts),  # of a part the rest would be kept, too
         )
     for key, other in parts.others.items():
         other.load_state_dict(decode(objects[key]["state"], tensors=captured.opt))

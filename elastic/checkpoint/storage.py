@@ -123,7 +123,7 @@ class PosixStorage:
     def read_bulk(self, path: str) -> memoryview:
         with open(path, "rb", buffering=0) as file:
             size_bytes = os.fstat(file.fileno()).st_size
-            data = memoryview(_memory(size_bytes))[:size_bytes]
+            data = memoryview(large_memory(size_bytes))[:size_bytes]
             at = 0
             while at < size_bytes and (count := file.readinto(data[at:])):
                 at += count
@@ -246,10 +246,10 @@ def _write_direct(fd: int, view: memoryview) -> memoryview:
     return view
 
 
-def _memory(size_bytes: int) -> mmap.mmap:
+def large_memory(size_bytes: int) -> mmap.mmap:
     """Memory for a file, in large pages where there are any. Raises MemoryError."""
     try:
-        memory = mmap.mmap(-1, max(1, size_bytes))
+        memory = mmap.mmap(-1, max(1, size_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise MemoryError(f"{size_bytes} bytes are not to be had: {error}") from error
     with contextlib.suppress(OSError, AttributeError):

@@ -100,24 +100,24 @@ def check_references(plain: Any) -> None:
             left.extend(each.values())
 
 
-def decode(plain: Any, *, tensors: Mapping[str, Tensor]) -> Any:
-    """Turn what `encode` made back into the value; tensors are copies of the named ones."""
+def decode(plain: Any, *, tensors: Mapping[str, Tensor], copy: bool = True) -> Any:
+    """Turn what `encode` made back into the value; tensors are the named ones, or copies of them."""
     if isinstance(plain, list):
-        return [decode(item, tensors=tensors) for item in plain]
+        return [decode(item, tensors=tensors, copy=copy) for item in plain]
     if not isinstance(plain, dict):
         return plain
     if _TAG not in plain:
-        return {key: decode(item, tensors=tensors) for key, item in plain.items()}
+        return {key: decode(item, tensors=tensors, copy=copy) for key, item in plain.items()}
     try:
-        return _decode_tagged(plain[_TAG], plain, tensors)
+        return _decode_tagged(plain[_TAG], plain, tensors, copy)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise CheckpointDamaged(f"cannot read back the state {plain!r:.120}: {error!r}") from error
 
 
-def _decode_tagged(kind: str, plain: dict[str, Any], tensors: Mapping[str, Tensor]) -> Any:
+def _decode_tagged(kind: str, plain: dict[str, Any], tensors: Mapping[str, Tensor], copy: bool) -> Any:
     match kind:
         case "tensor":
-            return tensors[plain["name"]].clone()
+            return tensors[plain["name"]].clone() if copy else tensors[plain["name"]]
         case "ndarray":
             return tensors[plain["name"]].numpy().copy()
         case "float":
@@ -125,7 +125,7 @@ def _decode_tagged(kind: str, plain: dict[str, Any], tensors: Mapping[str, Tenso
         case "complex":
             return complex(*(float(part) for part in plain["value"]))
         case "scalar":
-            return _scalar(plain["dtype"], decode(plain["value"], tensors=tensors))
+            return _scalar(plain["dtype"], decode(plain["value"], tensors=tensors, copy=copy))
         case "dtype":
             return _dtype(plain["value"])
         case "bytes":
@@ -138,7 +138,7 @@ def _decode_tagged(kind: str, plain: dict[str, Any], tensors: Mapping[str, Tenso
         "ordered": OrderedDict,
         "counter": lambda pairs: Counter(dict(pairs)),
     }
-    return makers[kind](decode(plain["items"], tensors=tensors))
+    return makers[kind](decode(plain["items"], tensors=tensors, copy=copy))
 
 
 def _dtype(name: str) -> torch.dtype:

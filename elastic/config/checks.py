@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from elastic.config.model import Numerics, Settings
+from elastic.config.model import Numerics, Settings, TrainingSettings
 from elastic.errors import Problem
 from elastic.plan.batch_mode import BatchMode
 
@@ -39,22 +39,28 @@ def _training(settings: Settings) -> Iterator[Conflict]:
             what=f"training.micro_batch_size {training.micro_batch_size} is larger than"
             f" training.global_batch_size {training.global_batch_size}; make it smaller",
         )
-    if training.batch is BatchMode.PER_RANK and training.rank_batch_size % training.micro_batch_size:
-        yield Conflict(
-            keys=("training.rank_batch_size", "training.micro_batch_size"),
-            what=f"training.rank_batch_size {training.rank_batch_size} is not a multiple of"
-            f" training.micro_batch_size {training.micro_batch_size}",
-        )
-    if training.batch is BatchMode.PER_RANK and training.numerics is Numerics.EXACT:
-        yield Conflict(
-            keys=("training.numerics", "training.batch"),
-            what="training.numerics is exact, but with training.batch per_rank each world size has a batch of its own;"
-            " give training.batch: fixed_global, or training.numerics: plain",
-        )
+    if training.batch is BatchMode.PER_RANK:
+        yield from _per_rank(training)
     if model.width % model.heads:
         yield Conflict(
             keys=("model.width", "model.heads"),
             what=f"model.width {model.width} is not a multiple of model.heads {model.heads}",
+        )
+
+
+def _per_rank(training: TrainingSettings) -> Iterator[Conflict]:
+    size = training.rank_batch_size or training.global_batch_size
+    if size % training.micro_batch_size:
+        yield Conflict(
+            keys=("training.rank_batch_size", "training.micro_batch_size", "training.global_batch_size"),
+            what=f"training.rank_batch_size {size} is not a multiple of training.micro_batch_size"
+            f" {training.micro_batch_size}",
+        )
+    if training.numerics is Numerics.EXACT:
+        yield Conflict(
+            keys=("training.numerics", "training.batch"),
+            what="training.numerics is exact, but with training.batch per_rank the batch itself depends on the world"
+            " size; choose one of them",
         )
 
 

@@ -213,6 +213,16 @@ class StepCommitted(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Evaluated(Event):
+    """A model was measured on a whole data set; `values` are (name, mean) pairs. Told by rank 0."""
+
+    kind = "evaluated"
+    iteration: int
+    consumed_samples: int
+    values: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckpointSaved(Event):
     """An iteration was committed, or (tier "memory") copied; training waited `stall_s`. `skipped`: since the last."""
 
@@ -233,6 +243,14 @@ class CheckpointFailed(Event):
 
     kind = "checkpoint_failed"
     iteration: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class StorageRetried(Event):
+    """A request to an object store failed, or its answer was cut off, and it is made again."""
+
+    kind = "storage_retried"
     reason: str
 
 

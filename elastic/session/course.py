@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from elastic.checkpoint.draft import SaveMeta
@@ -19,7 +19,7 @@ from elastic.data.loader import ElasticLoader
 from elastic.data.stream import ShardStream
 from elastic.distributed.group import Alone, Collectives
 from elastic.distributed.strategy import Strategy
-from elastic.events import Emit, Notice, OrderChosen, StepCommitted
+from elastic.events import Emit, Evaluated, Notice, OrderChosen, StepCommitted
 from elastic.plan.batch import BatchPlan
 from elastic.plan.batch_mode import Batching, BatchMode, batching
 from elastic.plan.likeness import SAVED_AS, Likeness
@@ -78,6 +78,7 @@ class Course:
         if world.rank == 0:
             self._tell_order()
             self._tell_scaling(restored)
+            self._tell_idle()
 
     def _go_to(self, restored: Restored) -> None:
         self.iteration = restored.iteration
@@ -206,6 +207,14 @@ class Course:
             )
         )
 
+    def evaluated(self, values: Mapping[str, float], open_step: Step | None) -> Evaluated:
+        """What was measured, and where: behind a step that is done, though the loop has not come back yet."""
+        done = open_step is not None and open_step.done and not open_step.skipped
+        iteration, samples = self.iteration, self.consumed_samples
+        if open_step is not None and done:
+            iteration, samples = open_step.iteration, open_step.stop
+        return Evaluated(iteration=iteration, consumed_samples=samples, values=tuple(sorted(values.items())))
+
     def close(self) -> None:
         """End the loader's processes."""
         self._loader.close()
@@ -270,6 +279,14 @@ class Course:
                     f"going on at sample {restored.consumed_samples} exactly"
                 )
             )
+
+    def _tell_idle(self) -> None:
+        training, size = self._settings.training, self._world.size
+        slots = -(-training.global_batch_size // training.micro_batch_size)
+        if size > slots:
+            text = f"{size - slots} of {size} workers have nothing to do: the global batch of "
+            text += f"{training.global_batch_size} is {slots} micro-batches of {training.micro_batch_size}"
+            self._emit(Notice(text=text))
 
 
 def ranges(samples: Any) -> tuple[tuple[int, int], ...]:

@@ -11,14 +11,15 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from elastic.checkpoint.layout import CommitRecord
 from elastic.checkpoint.manager import CheckpointManager
 from elastic.checkpoint.memory import MemoryTier, Places
 from elastic.checkpoint.room import anonymous_arena
 from elastic.checkpoint.root import claim
-from elastic.checkpoint.seams import AloneGroup
+from elastic.checkpoint.seams import AloneGroup, CommitVerdict
 from elastic.checkpoint.storage import PosixStorage
 from elastic.events import Event
-from tests.harness.checkpoints import CheckpointSettings, RecordCommitter, meta
+from tests.harness.checkpoints import CheckpointSettings, meta
 
 LAYER = (3, 1, 4, 4)
 """Matrices of a block, in squares of the width: 12 in all."""
@@ -101,7 +102,9 @@ class Own:
     events: list[Event] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.committer = RecordCommitter()
+        self.committer = self
+        self.kept: CommitRecord | None = None
+        self.granted_s = 0.0
         self.storage = Watched()
         self._fds = []
         self._paths = []
@@ -111,6 +114,17 @@ class Own:
             self._paths.append(path)
         self.generation = 0
         self.manager = self.start()
+
+    def record(self) -> CommitRecord | None:
+        return self.kept
+
+    def commit(self, record: CommitRecord) -> CommitVerdict:
+        """As etcd would, without the way there."""
+        self.kept, self.granted_s = record, time.perf_counter()
+        return CommitVerdict(granted=True, reason="nobody else is there")
+
+    def fence(self) -> str | None:
+        return None
 
     def start(self) -> CheckpointManager:
         """What a worker does at its start. A later one finds what the earlier ones left in memory."""

@@ -10,6 +10,7 @@ import sys
 from elastic.data.audit import Account, account
 from elastic.data.digest import RUN_DIGEST_START, chain, step_digest
 from elastic.events import Record, Restored, RunFinished, StepCommitted
+from tests.bench import data_resume
 from tests.bench.data_rivals import SYSTEMS, Change, Steps
 from tests.bench.table import Row, show
 
@@ -26,13 +27,46 @@ CHANGES = (
 OURS, PLANTED = "this project", "this project, off by one (planted)"
 
 
-def main() -> None:
-    """Print the table of the README, then each case with ours beside another system's."""
+RESUME_LIMIT_MS = 10.0
+
+
+def main(*, items: int = 10_000_000, rounds: int = 5) -> None:
+    """Print the table of the README, then each case with ours beside another system's.
+
+    Args:
+        items: of the epoch in whose middle a run goes on; resumed `rounds` times by us, once by the peer.
+    """
     found = {
         name: {change: audit(read(change), items=change.items) for change in CHANGES} for name, read in SYSTEMS.items()
     }
     sys.stdout.write(markdown(found) + "\n\n")
-    show("data", [row for name in SYSTEMS if name != OURS for row in _rows(name, found)])
+    rows = [row for name in SYSTEMS if name != OURS for row in _rows(name, found)]
+    show("data", [*rows, *_resumes(items, rounds)])
+
+
+def _resumes(items: int, rounds: int) -> list[Row]:
+    mine, small = (data_resume.cost(data_resume.ours(each), rounds=rounds) for each in (items, items // 100))
+    peer = data_resume.cost(data_resume.torchdata(items), rounds=1)
+    return [
+        Row(
+            case=f"go on in the middle of {items} samples, to the first batch",
+            ours=mine.seconds * 1e3,
+            peer=peer.seconds * 1e3,
+            limit=RESUME_LIMIT_MS,
+            unit="ms",
+            target="<= 10 ms",
+            met=mine.seconds * 1e3 <= RESUME_LIMIT_MS,
+        ),
+        Row(
+            case="the same: memory, beside the memory for a hundredth of the samples",
+            ours=mine.peak_bytes / 2**20,
+            peer=peer.peak_bytes / 2**20,
+            limit=small.peak_bytes / 2**20,
+            unit="MiB",
+            target="flat",
+            met=mine.peak_bytes <= 1.2 * small.peak_bytes,
+        ),
+    ]
 
 
 def markdown(found: dict[str, dict[Change, Account]]) -> str:

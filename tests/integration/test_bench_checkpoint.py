@@ -17,5 +17,5 @@ def test_the_table_and_its_last_line():
     assert done.returncode == 0, done.stderr
     last = json.loads(done.stdout.splitlines()[-1])
     assert last["bench"] == "checkpoint"
-    assert len(last["rows"]) == 9
+    assert len(last["rows"]) == 13
     assert all(row["ours"] > 0 for row in last["rows"])

@@ -34,6 +34,11 @@ def three(tmp_path):
         yield members
 
 
+def both(tmp_path: Path, endpoint: str) -> Cluster:
+    """A cluster whose first world has both nodes."""
+    return cluster(tmp_path, endpoint, steps=STEPS, nnodes="2:4", **TTL)
+
+
 def steps_of(run: Cluster, since: int) -> list[int]:
     return [r.event.iteration for r in run.follower.records[since:] if isinstance(r.event, StepCommitted)]
 
@@ -54,7 +59,7 @@ def assert_no_restart(run: Cluster) -> None:
 
 @pytest.mark.parametrize("outage_s", [OUTAGE_S, pytest.param(60.0, marks=pytest.mark.exhaustive)])
 def test_all_members_are_down_while_training_goes_on(tmp_path: Path, three: EtcdCluster, outage_s: float) -> None:
-    with cluster(tmp_path, three.endpoint, steps=STEPS, **TTL) as run:
+    with both(tmp_path, three.endpoint) as run:
         for name in ("a", "b"):
             run.start(name)
         run.wait_step(30, world_size=2)
@@ -74,7 +79,7 @@ def test_all_members_are_down_while_training_goes_on(tmp_path: Path, three: Etcd
 
 
 def test_the_leader_of_the_cluster_is_killed(tmp_path: Path, three: EtcdCluster) -> None:
-    with cluster(tmp_path, three.endpoint, steps=STEPS, **TTL) as run:
+    with both(tmp_path, three.endpoint) as run:
         for name in ("a", "b"):
             run.start(name)
         run.wait_step(30, world_size=2)
@@ -86,7 +91,7 @@ def test_the_leader_of_the_cluster_is_killed(tmp_path: Path, three: EtcdCluster)
 
 
 def test_the_cluster_loses_its_data(tmp_path: Path) -> None:
-    with EtcdServer(tmp_path / "etcd") as server, cluster(tmp_path, server.endpoint, steps=STEPS, **TTL) as run:
+    with EtcdServer(tmp_path / "etcd") as server, both(tmp_path, server.endpoint) as run:
         for name in ("a", "b"):
             run.start(name)
         run.wait_step(30, world_size=2)

@@ -14,6 +14,7 @@ from elastic.data.carrier import Carrier, Transport
 from elastic.data.fetch import NumberedDataset
 from elastic.errors import DataError
 from elastic.plan.order import Order
+from tests.harness.data_simulation import check
 from tests.harness.datasets import Failing, Holding, Lying, Stuck
 from tests.harness.loading import LENGTH, SEED, flat, make, run_undisturbed
 
@@ -84,6 +85,26 @@ def test_what_cannot_be_pickled_is_refused_where_it_must_be(context):
         next(loader.next_step())
     loader.close()
     assert not multiprocessing.active_children()
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # more processes than cores
+def test_more_and_fewer_processes_bring_the_same():
+    """2, then 8, then 1, each for a stretch of the run, through the end of an epoch."""
+    expected, steps, position = run_undisturbed(total=60), [], 0
+    for workers, most in ((2, 2), (8, 2), (1, 9)):
+        loader = make(total=60, num_workers=workers, prefetch_factor=8, position=position)
+        while not loader.finished and most > 0:
+            steps.append(flat(loader.next_step()))
+            position, most = loader.commit(), most - 1
+        loader.close()
+    assert steps == expected
+
+
+@pytest.mark.exhaustive
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # more processes than cores
+@pytest.mark.parametrize("kind", ["map", "mixed", "stream"])
+def test_random_lives_with_processes(kind):
+    assert check(kind, range(25), most_workers=3).crashes > 10
 
 
 def numbered(number):

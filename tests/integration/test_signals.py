@@ -113,7 +113,11 @@ def test_an_agent_killed_alone_leaves_no_orphan(tmp_path: Path, etcd: EtcdServer
 def late(tmp_path: Path, etcd: EtcdServer, late_s: float) -> None:
     environ = {**SETTINGS, "ELASTIC__TRAINING__STEPS": "30", "LATE_S": str(late_s), "PYTHONPATH": str(ROOT)}
     spec = ClusterSpec(
-        directory=tmp_path, etcd_endpoint=etcd.endpoint, environ=environ, script="tests/harness/late_finish.py"
+        directory=tmp_path,
+        etcd_endpoint=etcd.endpoint,
+        environ=environ,
+        script="tests/harness/late_finish.py",
+        nnodes="2:4",
     )
     with Cluster(dataclasses.replace(spec)) as run:
         for name in ("a", "b"):

@@ -16,8 +16,8 @@ from elastic.config.model import Settings
 from elastic.distributed.group import Alone
 from elastic.distributed.replicate import Replica
 from elastic.errors import ConfigError
-from elastic.events import Notice, StepCommitted
-from elastic.job import Job
+from elastic.events import Evaluated, Notice, StepCommitted, read_records
+from elastic.job import Evaluation, Job
 from elastic.loop import run_job
 from elastic.plan.batch_mode import BatchMode, RateRule, batching
 from elastic.plan.outlook import Stand, outlook
@@ -140,6 +140,35 @@ def test_a_job_trains_with_the_rate_of_its_batch(tmp_path):
     assert run(None, "none") == [1.0] * 4
     assert run(None, "linear", rate_rule="linear") == [0.5] * 4
     assert run(lambda samples: samples / 20, "both", rate_rule="linear") == [0.125, 0.25, 0.375, 0.5]
+
+
+@pytest.mark.parametrize("size", [5, 10, 20])
+def test_a_job_is_evaluated_at_the_same_samples_whatever_its_batch(tmp_path, size):
+    def measure(net, batch):
+        assert not net.training
+        losses = per_sample(net, batch)
+        return {"loss": (losses.sum(), len(losses)), "samples": (len(losses), 1 / 25)}
+
+    job = Job(
+        model=lambda world: model(dropout=0.5),
+        dataset=dataset,
+        loss=per_sample,
+        optimizer=lambda net: torch.optim.SGD(net.parameters(), lr=0.0),
+        evaluation=Evaluation(dataset=lambda: dataset(), measure=measure, every_samples=40),
+    )
+    overrides = {"batch": "per_rank", "rank_batch_size": size, "global_batch_size": 10, "micro_batch_size": 5}
+    run_job(job, with_overrides(Settings(), {**overrides, "steps": 12, "save_path": str(tmp_path)}))
+    found = [r.event for r in read_records(tmp_path / "events") if isinstance(r.event, Evaluated)]
+    assert [event.consumed_samples for event in found] == [40, 80, 120]
+    assert [event.iteration for event in found] == [40 // size, 80 // size, 120 // size]
+    values = [dict(event.values) for event in found]
+    assert values[0] == values[1] == values[2]
+    assert values[0]["samples"] == pytest.approx(101 / (21 / 25))
+
+
+def test_exact_numerics_need_a_batch_that_stays():
+    with pytest.raises(ConfigError, match="the batch itself depends on the world size"):
+        with_overrides(Settings(), {**PER_RANK, "numerics": "exact"})
 
 
 def test_the_batch_is_told(tmp_path):

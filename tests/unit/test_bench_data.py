@@ -31,11 +31,11 @@ def test_the_audit_denies_what_is_wrong(found, name):
 
 
 def test_the_pages_show_what_is_printed(capsys):
-    main()
+    main(items=100_000, rounds=1)
     printed = capsys.readouterr().out
     table = printed[: printed.index("\n\n")]
     for page in ("README.md", "tests/bench/RESULTS.md"):
         assert table in (ROOT / page).read_text(), page
     rows = json.loads(printed.splitlines()[-1])["rows"]
-    assert all(row["met"] for row in rows)
-    assert len(rows) == 4 * len(CHANGES)
+    assert all(row["met"] for row in rows if row["unit"] != "ms"), "no time is tested"
+    assert len(rows) == 4 * len(CHANGES) + 2
