@@ -66,16 +66,23 @@ class LostWorld:
 
     def lost(self) -> bool:
         """The store holds no world. Whether this agent remembers one."""
-        known = self._joined is not None or self._seen is not None
-        if self._since_s is None and known:
+        if self._newest is None:
+            return False
+        if self._since_s is None:
             self._since_s = self._clock.monotonic_s()
-        return known
+        return True
 
     def found(self, world: World) -> None:
         """The store holds this one."""
         self._since_s = None
         if world.apart is not None and world.phase is Phase.FORMED:
             self._seen = world
+
+    @property
+    def _newest(self) -> World | None:
+        """The newest that this agent has joined, or of large ones seen: who leads may be a spare."""
+        known = [world for world in (self._joined, self._seen) if world is not None]
+        return max(known, key=lambda world: world.generation, default=None)
 
     @property
     def given_up(self) -> bool:
@@ -93,7 +100,7 @@ class LostWorld:
         if self.given_up:
             tell()
             return False
-        world = self._whole.like(self._joined or self._seen)
+        world = self._whole.like(self._newest)
         if world is not None and (world.apart is not None or world.seats[0].agent == self._agent):
             self._restore(world)
         return True
