@@ -13,7 +13,7 @@ from elastic.checkpoint.survey import read_small, survey
 from elastic.config.load import from_plain
 from elastic.config.model import Settings
 from elastic.config.schema import SECTIONS
-from elastic.data.audit import Account, account
+from elastic.data.audit import Account, SavedState, account
 from elastic.errors import UsageError
 from elastic.events import OrderChosen, Record, read_records
 from elastic.job import load_job
@@ -90,10 +90,27 @@ def audit_run(save_path: Path) -> Account:
     records = read_records(save_path / "events")
     if not records:
         raise UsageError(f"{save_path}/events holds no events; name the checkpoint.save_path of a run")
-    order = told_order(records) or run_order(_settings(newest_manifest(save_path)))
-    return account(records, order=order)
+    manifest = _last_saved(save_path)
+    order = told_order(records)
+    if order is None:
+        order = run_order(settings_of(manifest or newest_manifest(save_path)))
+    saved = None
+    if manifest is not None:
+        saved = SavedState(
+            iteration=manifest.iteration,
+            consumed_samples=manifest.consumed_samples,
+            run_digest=manifest.run_digest,
+        )
+    return account(records, order=order, saved=saved)
 
 
-def _settings(manifest: Manifest) -> Settings:
+def _last_saved(save_path: Path) -> Manifest | None:
+    try:
+        return newest_manifest(save_path)
+    except UsageError:
+        return None  # a run that saves nothing has an account all the same
+
+
+def settings_of(manifest: Manifest) -> Settings:
     """Those of the run; a checkpoint notes other things beside them."""
     return from_plain({name: part for name, part in manifest.settings.items() if name in SECTIONS})

@@ -13,6 +13,7 @@ import contextlib
 import json
 import select
 import socket
+import threading
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
@@ -117,7 +118,7 @@ def pack(message: Mapping[str, Any]) -> bytes:
 
 
 class AgentLink:
-    """The real line. Used from the worker's main thread only."""
+    """The real line. Events may be sent from any thread; all else is the worker's main thread's."""
 
     present = True
 
@@ -129,6 +130,7 @@ class AgentLink:
         except OSError as error:
             self._socket.close()
             raise Fenced(f"{_GONE} ({error.strerror or error} at {path})") from error
+        self._sending = threading.Lock()
         self._lines = Lines()
         self._answers: dict[int, dict[str, Any]] = {}
         self._asked = 0
@@ -162,7 +164,7 @@ class AgentLink:
 
     def _send(self, message: Mapping[str, Any]) -> None:
         # A dead agent is found out where it matters, by ask() and by the death signal, not by losing an event.
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        with self._sending, contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._socket.sendall(pack(message))
 
     def _receive(self, limit_s: float) -> bool:

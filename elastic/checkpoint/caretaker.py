@@ -1,4 +1,4 @@
-"""The caretaker of a root: sets aside what led nowhere, and makes room after a commit. Works on rank 0 only."""
+"""The caretaker of a root: sets aside what led nowhere, and makes room after a commit. One for each directory."""
 
 from __future__ import annotations
 

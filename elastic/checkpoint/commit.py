@@ -12,7 +12,7 @@ import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from elastic.checkpoint.background import Pending, Start, at_once, in_thread
 from elastic.checkpoint.checksums import CHUNK_BYTES, facts_of
@@ -50,6 +50,26 @@ class Outcome:
     manifest_digest: str = ""
     fenced: str = ""
     """Why the tracker was left alone, where the commit was granted and the lease lapsed right after."""
+    left_out: str = ""
+    """Which private directories do not hold it though it was committed, and why."""
+
+
+class Save(Protocol):
+    """A save under way, for who waits for it."""
+
+    @property
+    def written(self) -> bool:
+        """Whether nobody reads this rank's images any more."""
+        ...
+
+    @property
+    def ready(self) -> bool:
+        """Whether this rank has done its part. Once all ranks have, each is to call `advance`."""
+        ...
+
+    def advance(self) -> Outcome | None:
+        """Go on, waiting for this rank's part if need be; the outcome at the end, None before. Raises PeerLost."""
+        ...
 
 
 class Saving:
@@ -76,13 +96,13 @@ class Saving:
         self._prepared: Pending[dict[str, Any]] | None = None
         lead = group.rank == 0
         # 1. A directory of this attempt alone, named by generation and nonce; leftovers of earlier ones go.
-        begun = group.broadcast(_attempt(lambda: _begin(draft, root, storage, nonce())) if lead else None)
+        begun = group.broadcast(attempt(lambda: begin(draft, root, storage, nonce())) if lead else None)
         self._fault: str | None = begun["fault"]
         if self._fault is None:
             failpoint("checkpoint.1")
             self._temp = os.path.join(root, begun["value"])
             # 2. Every rank writes its shards, each forced to disk, and tells their sizes and checksums.
-            self._wrote = start(lambda: _attempt(lambda: [_write(self._temp, each, storage) for each in images()]))
+            self._wrote = start(lambda: attempt(lambda: [write_image(self._temp, each, storage) for each in images()]))
 
     @property
     def written(self) -> bool:
@@ -101,21 +121,21 @@ class Saving:
             PeerLost: from the group.
         """
         if self._fault is not None or self._wrote is None:
-            return _failed(self._fault or "it never began")
+            return failed(self._fault or "it never began")
         if self._prepared is None:
             wrote = self._group.gather(self._wrote.result())
             failpoint("checkpoint.2")
             # 3.-6. Rank 0 does the rest and tells everyone how it ended; the others are ready at once.
             self._prepared = (self._start if wrote is not None else at_once)(
-                lambda: _attempt(lambda: self._prepare(_agreed(wrote or [])))
+                lambda: attempt(lambda: self._prepare(_agreed(wrote or [])))
             )
             return None
         prepared, outcome = self._prepared.result(), None
         if self._group.rank == 0:
-            finished = prepared if prepared["fault"] is not None else _attempt(lambda: self._count(prepared["value"]))
-            outcome = finished["value"] or dataclasses.asdict(_failed(finished["fault"], stale=finished["fenced"]))
+            finished = prepared if prepared["fault"] is not None else attempt(lambda: self._count(prepared["value"]))
+            outcome = finished["value"] or dataclasses.asdict(failed(finished["fault"], stale=finished["fenced"]))
             if not outcome["committed"]:
-                _attempt(lambda: self._storage.remove_tree(self._temp))
+                attempt(lambda: self._storage.remove_tree(self._temp))
         return Outcome(**self._group.broadcast(outcome))
 
     def _prepare(self, shards: list[dict[str, Any]]) -> Manifest | None:
@@ -124,7 +144,7 @@ class Saving:
         draft, storage, temp = self._draft, self._storage, self._temp
         # 3. The seed's two files.
         files = {shard["name"]: FileFacts(**shard["facts"]) for shard in shards}
-        for name, data in ((COMMON, self._common.to_bytes()), (METADATA, build_metadata(_stored(shards)))):
+        for name, data in ((COMMON, self._common.to_bytes()), (METADATA, build_metadata(stored(shards)))):
             storage.write(os.path.join(temp, name), data)
             files[name] = facts_of(data)
         _await_visible(temp, files, storage, self._clock)
@@ -136,7 +156,7 @@ class Saving:
         failpoint("checkpoint.4")
         # 5. Its real name, by a rename that refuses to replace.
         final = os.path.join(self._root, iteration_dir(draft.iteration))
-        _set_aside(draft, self._root, storage, self._nonce())
+        free_place(draft, self._root, storage, self._nonce())
         storage.publish(temp, final)
         failpoint("checkpoint.5")
         # 6. The new name is durable.
@@ -150,12 +170,12 @@ class Saving:
         record = record_of(manifest, data)
         verdict = self._committer.commit(record)
         if not verdict.granted:
-            return dataclasses.asdict(_failed(f"not committed: {verdict.reason}", stale=verdict.stale))
+            return dataclasses.asdict(failed(f"not committed: {verdict.reason}", stale=verdict.stale))
         failpoint("checkpoint.7")
         # 8. The tracker follows, for readers that know no record. Behind, it misleads nobody: the next save repairs
         # it. A process that was paused since point 7 leaves it alone: others may have gone on.
         fenced = self._committer.fence()
-        late = fenced or _attempt(lambda: follow(self._root, manifest, storage=self._storage))["fault"]
+        late = fenced or attempt(lambda: follow(self._root, manifest, storage=self._storage))["fault"]
         failpoint("checkpoint.8")
         reason = verdict.reason if late is None else f"{verdict.reason}; the tracker could not follow: {late}"
         return {
@@ -168,14 +188,15 @@ class Saving:
         }
 
 
-def finish(saving: Saving) -> Outcome:
+def finish(saving: Save) -> Outcome:
     """Wait for a save that may be under way to end. Called by every rank."""
     while (outcome := saving.advance()) is None:
         pass
     return outcome
 
 
-def _begin(draft: Manifest, root: str, storage: Storage, nonce: str) -> str:
+def begin(draft: Manifest, root: str, storage: Storage, nonce: str) -> str:
+    """Make the directory of an attempt, named by generation and nonce, and remove leftovers; gives its name."""
     for name in storage.names(root):
         generation = parse_temp_name(name)
         if generation is not None and generation <= draft.generation:
@@ -185,7 +206,8 @@ def _begin(draft: Manifest, root: str, storage: Storage, nonce: str) -> str:
     return name
 
 
-def _write(temp: str, image: Image, storage: Storage) -> dict[str, Any]:
+def write_image(temp: str, image: Image, storage: Storage) -> dict[str, Any]:
+    """Write a file, forced to disk; gives its name, length, checksums and tensors in JSON types."""
     path = os.path.join(temp, image.name)
     if len(image.data) >= LARGE_BYTES:
         facts = in_thread(lambda: facts_of(image.data))  # while the disk is at work
@@ -207,7 +229,7 @@ def _rewrite(path: str, image: Image, storage: Storage) -> bool:
     return any(storage.rewrite(spare, path, image.data) for spare in spares)
 
 
-def _set_aside(draft: Manifest, root: str, storage: Storage, nonce: str) -> None:
+def free_place(draft: Manifest, root: str, storage: Storage, nonce: str) -> None:
     """Free the place of this iteration; what is there was never committed, or turned out to be damaged."""
     place = iteration_dir(draft.iteration)
     if place not in storage.names(root):
@@ -232,7 +254,8 @@ def _await_visible(temp: str, files: Mapping[str, FileFacts], storage: Storage, 
             storage.names(temp)  # listing a directory makes a network file system ask for it anew
 
 
-def _stored(shards: list[dict[str, Any]]) -> list[StoredTensor]:
+def stored(shards: list[dict[str, Any]]) -> list[StoredTensor]:
+    """What metadata.json says of the files that `write_image` told of, each with the `rank` that wrote it."""
     return [
         StoredTensor(facts=TensorFacts.from_plain(plain), file_name=shard["name"], rank=shard["rank"])
         for shard in shards
@@ -248,7 +271,7 @@ def _agreed(wrote: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [shard | {"rank": rank} for rank, each in enumerate(wrote) for shard in each["value"]]
 
 
-def _attempt(work: Callable[[], Any]) -> dict[str, Any]:
+def attempt(work: Callable[[], Any]) -> dict[str, Any]:
     """Do something; a failure becomes a value that can be told to the other ranks."""
     try:
         return {"value": work(), "fault": None, "fenced": False}
@@ -256,5 +279,6 @@ def _attempt(work: Callable[[], Any]) -> dict[str, Any]:
         return {"value": None, "fault": f"{type(error).__name__}: {error}", "fenced": isinstance(error, Fenced)}
 
 
-def _failed(reason: str, *, stale: bool = False) -> Outcome:
+def failed(reason: str, *, stale: bool = False) -> Outcome:
+    """The outcome of a save that was not committed."""
     return Outcome(committed=False, stale=stale, reason=reason, total_bytes=0)

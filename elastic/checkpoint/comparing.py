@@ -75,7 +75,7 @@ def _contents(one: str, other: str, storage: Storage) -> Iterator[Change]:
         left, right = a[name], b[name]
         if (left.dtype, left.shape) == (right.dtype, right.shape):
             try:
-                at = _first_difference(left, right)
+                at = _first_difference(left, right, storage=storage)
             except OSError as error:
                 raise CheckpointDamaged(f"{name} cannot be read: {error}") from error
             if at is not None:
@@ -91,10 +91,10 @@ def _stored(directory: str, storage: Storage) -> dict[str, Stored]:
         raise CheckpointDamaged(f"{directory}: {error}") from error
 
 
-def _first_difference(one: Stored, other: Stored) -> int | None:
+def _first_difference(one: Stored, other: Stored, *, storage: Storage) -> int | None:
     """The first byte that differs. The two may lie in different pieces, so that chunks need not match."""
     at = 0
-    first, second = read_whole(one), read_whole(other)
+    first, second = read_whole(one, storage=storage), read_whole(other, storage=storage)
     a = b = memoryview(b"")
     while at < one.size_bytes:
         a = a or memoryview(next(first))

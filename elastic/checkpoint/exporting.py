@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from elastic.checkpoint.header import DTYPE_BITS, METADATA_KEY, TensorEntry, read_header
 from elastic.checkpoint.huggingface import INDEX, build_index, file_names, split
 from elastic.checkpoint.layout import MANIFEST, MAX_JSON_BYTES, METADATA, ShardKind, parse_shard_name
+from elastic.checkpoint.locating import is_url
 from elastic.checkpoint.manifest import Manifest
 from elastic.checkpoint.storage import Storage
 from elastic.checkpoint.stream import Stored, read_pieces, read_whole, stored
@@ -38,6 +39,8 @@ def export_weights(
         CheckpointDamaged: a file is not what its manifest says.
         CheckpointError: it could not be written.
     """
+    if is_url(directory):
+        raise UsageError(f"{directory} is a URL: export into a local directory, and copy that")
     if os.path.lexists(directory):
         raise UsageError(f"{directory} is there already: name a new directory to export into")
     manifest = _manifest(iteration, storage)
@@ -49,7 +52,7 @@ def export_weights(
     try:
         storage.make_dir(temp)
         for name, group in zip(names, groups, strict=True):
-            _write_file(os.path.join(temp, name), [sources[each] for each in group])
+            _write_file(os.path.join(temp, name), [sources[each] for each in group], storage)
         if len(groups) > 1:
             places = {each: name for name, group in zip(names, groups, strict=True) for each in group}
             storage.write(os.path.join(temp, INDEX), build_index(places, total_bytes=total_bytes))
@@ -88,7 +91,7 @@ def _sources(iteration: str, manifest: Manifest, storage: Storage) -> dict[str, 
         try:
             if storage.facts(path) != manifest.files[name]:
                 raise CheckpointDamaged(f"{name} is not what was written: its checksum does not match")
-            entries += [(name, entry) for entry in read_header(path)] if name != METADATA else []
+            entries += [(name, entry) for entry in read_header(path, storage=storage)] if name != METADATA else []
         except (OSError, ValueError) as error:
             raise CheckpointDamaged(f"{name}: {error}") from error
     try:
@@ -106,7 +109,7 @@ def _holds_weights(name: str) -> bool:
     return shard is not None and shard.kind is ShardKind.MODEL
 
 
-def _write_file(path: str, sources: Sequence[Stored]) -> None:
+def _write_file(path: str, sources: Sequence[Stored], storage: Storage) -> None:
     # Wide elements first, as the format's library does, so that every tensor lies on a multiple of its element's size.
     ordered = sorted(sources, key=lambda each: (-DTYPE_BITS[each.dtype], each.name))
     header: dict[str, object] = {METADATA_KEY: {"format": "pt"}}
@@ -120,7 +123,7 @@ def _write_file(path: str, sources: Sequence[Stored]) -> None:
     with open(path, "xb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for each in ordered:
-            for chunk in read_whole(each):
+            for chunk in read_whole(each, storage=storage):
                 file.write(chunk)
         file.flush()
         os.fsync(file.fileno())

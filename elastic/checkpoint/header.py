@@ -6,12 +6,14 @@ after another without a gap. The object maps each name to dtype, shape and [begi
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from elastic.checkpoint.layout import load_json
+from elastic.checkpoint.storage import Storage
 
 MAX_HEADER_BYTES = 100_000_000
 """The bound that the format's own library sets."""
@@ -41,7 +43,7 @@ class TensorEntry:
     end: int
 
 
-def read_header(path: str) -> tuple[TensorEntry, ...]:
+def read_header(path: str, *, storage: Storage) -> tuple[TensorEntry, ...]:
     """The tensors of a file, in the order of their bytes, by reading no more than its head.
 
     Raises:
@@ -49,10 +51,11 @@ def read_header(path: str) -> tuple[TensorEntry, ...]:
         OSError: not readable.
     """
     what = os.path.basename(path)
-    with open(path, "rb") as file:
-        size_bytes = os.fstat(file.fileno()).st_size
-        length = header_bytes(file.read(8), size_bytes=size_bytes, what=what)
-        return parse_header(file.read(length), size_bytes=size_bytes, what=what)
+    size_bytes = storage.size_bytes(path)
+    if size_bytes is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+    length = header_bytes(storage.read_part(path, 0, 8), size_bytes=size_bytes, what=what)
+    return parse_header(storage.read_part(path, 8, 8 + length), size_bytes=size_bytes, what=what)
 
 
 def header_bytes(first: bytes, *, size_bytes: int, what: str) -> int:

@@ -150,7 +150,7 @@ def tensor_entries(directory: str, *, storage: Storage) -> Iterator[tuple[str, T
         (name, entry)
         for name in names
         if name.endswith((".safetensors", ".safetensor"))
-        for entry in read_header(os.path.join(directory, name))
+        for entry in read_header(os.path.join(directory, name), storage=storage)
     ]
     yield from sorted(found, key=lambda each: each[1].name)
 
@@ -213,7 +213,7 @@ def _verify_foreign(directory: str, place: str, storage: Storage) -> Iterator[Fi
     for name in (each for each in names if each.endswith((".safetensors", ".safetensor"))):
         problem = None
         try:
-            held[name] = {entry.name for entry in read_header(os.path.join(directory, name))}
+            held[name] = {entry.name for entry in read_header(os.path.join(directory, name), storage=storage)}
         except (OSError, ValueError) as error:
             problem = str(error)
         yield FileVerdict(place=place, name=name, problem=problem)

@@ -6,28 +6,28 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
-
 from elastic import events
 from elastic.checkpoint.background import Start, at_once, in_thread
 from elastic.checkpoint.caretaker import Caretaker
-from elastic.checkpoint.commit import Outcome, Saving
+from elastic.checkpoint.commit import Outcome
 from elastic.checkpoint.draft import SaveMeta, common_of, draft_of
 from elastic.checkpoint.flight import Flight, SaveResult, unsaved
 from elastic.checkpoint.image import Image
 from elastic.checkpoint.layout import Health
+from elastic.checkpoint.locating import storage_for
 from elastic.checkpoint.manifest import Manifest
 from elastic.checkpoint.memory import MemoryTier
+from elastic.checkpoint.places import Places
 from elastic.checkpoint.policy import SaveVerdict, judge_health, save_due
 from elastic.checkpoint.reader import Reader
 from elastic.checkpoint.restored import Restored
-from elastic.checkpoint.rng import capture_rng
 from elastic.checkpoint.root import RootIdentity
-from elastic.checkpoint.seams import Committer, Group, Settings
-from elastic.checkpoint.shards import Shard, own_shards
+from elastic.checkpoint.saving_apart import begin_saving
+from elastic.checkpoint.seams import Committer, Group, Settings, check_settings
 from elastic.checkpoint.snapshots import Snapshots
 from elastic.checkpoint.state import Captured, capture
-from elastic.checkpoint.storage import PosixStorage, Storage
+from elastic.checkpoint.storage import Storage
+from elastic.checkpoint.taking import Taker
 from elastic.clock import SYSTEM_CLOCK, Clock
 from elastic.config.model import SaveMode, SaveOverlap
 from elastic.errors import Fenced, UsageError
@@ -43,27 +43,31 @@ class CheckpointManager:
         self, settings: Settings, *, identity: RootIdentity | None, group: Group, committer: Committer,
         emit: events.Emit, storage: Storage | None = None, clock: Clock = SYSTEM_CLOCK, prefix: str = "checkpoint",
         nonce: Callable[[], str] = lambda: secrets.token_hex(6), generation: int | None = None,
-        tier: MemoryTier | None = None,
+        tier: MemoryTier | None = None, places: Places | None = None,
     ) -> None:  # fmt: skip
         """`identity`: what `claim` gave for save_path; None where nothing is saved. `committer`: asked by rank 0.
 
         `generation`: that of this start; with it, a restore adopts what an earlier generation left complete. `tier`:
-        where states are copied to; without it a save makes its copy on the heap.
+        where states are copied to; without it a save makes its copy on the heap. `places`: see places.py.
 
         Raises:
             UsageError: settings that contradict one another or are not there yet.
         """
-        _check(settings, identity)
+        check_settings(settings, claimed=identity is not None)
         self._settings = settings
         self._identity = identity
         self._group = group
         self._committer = committer
         self._emit = emit
-        self._storage: Storage = storage or PosixStorage()
+        self._storage: Storage = storage or storage_for(
+            settings.save_path, settings.load_path, settings.checkpoint_path
+        )
         self._clock = clock
-        self._prefix = prefix
+        self._taker = Taker(group=group, places=places, prefix=prefix, weights_only=settings.no_save_optim)
         self._nonce = nonce
         self._generation = generation
+        self._places = places
+        self._every_steps, self._by_distance = settings.save_interleaved_steps, False
         self._committed: int | None = None
         self._failed_at: int | None = None
         self._failures = 0
@@ -73,7 +77,7 @@ class CheckpointManager:
         self._flight: Flight | None = None
         self._skipped = 0
         self._caretaker: Caretaker | None = None
-        if identity is not None and settings.enable_save and group.rank == 0:
+        if identity is not None and settings.enable_save and (group.rank == 0 if places is None else places.lead):
             self._caretaker = Caretaker(
                 settings,
                 lineage=identity.lineage,
@@ -117,6 +121,7 @@ class CheckpointManager:
             clock=self._clock,
             generation=self._generation,
             tier=self._snapshots.tier,
+            places=self._places,
         )
         restored = reader.restore(tracked, recall=recall)
         self._snapshots.forget_newer(restored.iteration)
@@ -141,7 +146,7 @@ class CheckpointManager:
 
     def behind(self, iteration: int) -> bool:
         """Whether a save is missing between what is durable and this iteration, which was restored from memory."""
-        every, durable = self._settings.save_interleaved_steps, self._committed or 0
+        every, durable = self._every_steps, self._committed or 0
         return self._settings.enable_save and iteration // every > durable // every
 
     def verdict(self, iteration: int, *, counted: range | None = None) -> SaveVerdict:
@@ -149,12 +154,17 @@ class CheckpointManager:
         return save_due(
             iteration,
             enable_save=self._settings.enable_save,
-            every_steps=self._settings.save_interleaved_steps,
+            every_steps=self._every_steps,
             last_saved=self._committed,
             failed_at=self._failed_at if self._flight is None else None,  # one that is under way is the next try
             failures=self._failures,
             counted=counted,
+            by_distance=self._by_distance,
         )
+
+    def pace(self, *, every_steps: int) -> None:
+        """From here on a save is due this many steps after the last one, whatever was set. The same on all ranks."""
+        self._every_steps, self._by_distance = every_steps, True
 
     @property
     def ready(self) -> bool:
@@ -221,8 +231,8 @@ class CheckpointManager:
         captured = capture(tracked)
         if captured.cuts:
             return  # a restart needs the parts of other nodes, too: those are on disk
-        health = judge_health(meta.signs).status
-        self._snapshots.keep(self._draft(meta, self._identity, captured, health), self._shards(captured), captured)
+        draft = self._draft(meta, self._identity, captured, judge_health(meta.signs).status)
+        self._snapshots.keep(draft, self._taker.to_keep(captured), captured)
 
     def close(self) -> None:
         """Give up what is under way, and the memory tier."""
@@ -250,16 +260,18 @@ class CheckpointManager:
             total_bytes=outcome.total_bytes,
             seconds=seconds,
             reason=outcome.reason,
+            stall_s=seconds if self._start is at_once else flight.stall_s,
         )
 
     def _begin(self, tracked: Mapping[str, Any], meta: SaveMeta, identity: RootIdentity) -> Flight:
         begun_s = self._clock.monotonic_s()
         captured, copied, fault = Captured(model={}, opt={}, values={}), None, None
         health = judge_health(meta.signs)
+        own = self._taker.own_to_save()
         try:
             captured = capture(tracked, weights_only=self._settings.no_save_optim)
             draft = self._draft(meta, identity, captured, health.status)
-            copied = self._snapshots.copy(draft, self._shards(captured), captured)
+            copied = self._snapshots.copy(draft, self._taker.to_save(captured, own), captured)
         except UsageError:
             raise
         except Exception as error:  # noqa: BLE001 - because peers wait for the vote; state_dict is the user's
@@ -272,13 +284,14 @@ class CheckpointManager:
 
         if health.status is Health.ABNORMAL:
             self._tell(events.Notice(text=f"iteration {meta.iteration} is saved as unhealthy: {health.reason}"))
-        saving = Saving(
+        saving = begin_saving(
             draft,
             common_of(meta, tracked, health.status),
             images,
             root=self._settings.save_path,
             storage=self._storage,
             group=self._group,
+            places=self._places,
             committer=self._committer,
             nonce=self._nonce,
             clock=self._clock,
@@ -286,18 +299,6 @@ class CheckpointManager:
         )
         stall_s = self._clock.monotonic_s() - begun_s
         return Flight(saving=saving, meta=meta, copied=copied, begun_s=begun_s, stall_s=stall_s)
-
-    def _shards(self, captured: Captured) -> list[Shard]:
-        own: dict[str, Tensor] = {} if self._settings.no_save_optim else capture_rng(self._group.rank)
-        return own_shards(
-            model=captured.model,
-            opt=captured.opt,
-            own=own,
-            cuts=captured.cuts,
-            rank=self._group.rank,
-            world_size=self._group.size,
-            prefix=self._prefix,
-        )
 
     def _draft(self, meta: SaveMeta, identity: RootIdentity, captured: Captured, health: Health | None) -> Manifest:
         return draft_of(
@@ -327,6 +328,8 @@ class CheckpointManager:
             )
         )
         self._skipped = 0
+        if outcome.left_out:
+            self._tell(events.Notice(text=f"iteration {meta.iteration} is not kept everywhere: {outcome.left_out}"))
         if self._caretaker is not None:
             self._caretaker.begin(meta.iteration, outcome.manifest_digest)
 
@@ -334,14 +337,3 @@ class CheckpointManager:
         """What all ranks know is told once."""
         if self._group.rank == 0:
             self._emit(event)
-
-
-def _check(settings: Settings, identity: RootIdentity | None) -> None:
-    if settings.save_max < 1:
-        raise UsageError(f"checkpoint.save_max is {settings.save_max}: keep at least 1 iteration")
-    if settings.save_interleaved_steps < 1:
-        raise UsageError(
-            f"checkpoint.save_interleaved_steps is {settings.save_interleaved_steps}: it must be 1 or more"
-        )
-    if settings.enable_save and identity is None:
-        raise UsageError("saving is on (checkpoint.enable_save), but checkpoint.save_path was not claimed for this run")

@@ -101,9 +101,11 @@ class Retention:
 
 def save_due(
     iteration: int, *, enable_save: bool, every_steps: int, last_saved: int | None, failed_at: int | None = None,
-    failures: int = 0, counted: range | None = None,
+    failures: int = 0, counted: range | None = None, by_distance: bool = False,
 ) -> SaveVerdict:  # fmt: skip
-    """Whether the step just taken is to be followed by a save.
+    """Whether the step just taken is to be followed by a save: a multiple of `every_steps`.
+
+    `by_distance`: so many steps after the last one instead, for a distance that changes.
 
     `counted`: the steps that it counts for where steps differ in size (none, or several at once); else just itself.
 
@@ -117,6 +119,10 @@ def save_due(
         return SaveVerdict(due=False, reason=f"iteration {iteration} is saved already")
     if failed_at is not None and iteration - failed_at >= min(every_steps, 1 << max(0, failures - 1)):
         return SaveVerdict(due=True, reason=f"the save of iteration {failed_at} failed: it is tried again")
+    if by_distance:
+        distance = iteration - (last_saved or 0)
+        reason = f"iteration {iteration} is {distance} steps after the last save, of {every_steps}"
+        return SaveVerdict(due=distance >= every_steps, reason=reason)
     own = range(iteration, iteration + 1) if counted is None else counted
     named = f"iteration {iteration}" if counted is None else f"step {own.stop - 1}"
     if (own.stop - 1) // every_steps == (own.start - 1) // every_steps:

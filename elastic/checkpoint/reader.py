@@ -11,11 +11,12 @@ from typing import Any
 
 from elastic import events
 from elastic.checkpoint.adopting import publish_prepared
-from elastic.checkpoint.balanced import read_together
 from elastic.checkpoint.foreign import read_foreign
 from elastic.checkpoint.layout import TRACKER, CommitRecord, build_tracker
+from elastic.checkpoint.locating import is_url
 from elastic.checkpoint.manifest import Manifest
 from elastic.checkpoint.memory import MemoryTier
+from elastic.checkpoint.places import Places
 from elastic.checkpoint.reading import read_iteration, read_manifest, read_own_parts
 from elastic.checkpoint.recalling import captured_from, decide, fetch, from_plain, offer_of
 from elastic.checkpoint.restored import Restored
@@ -25,7 +26,8 @@ from elastic.checkpoint.root import RootIdentity
 from elastic.checkpoint.seams import Committer, Group, Settings
 from elastic.checkpoint.state import Captured, prepare, wanted_cuts
 from elastic.checkpoint.storage import Storage
-from elastic.checkpoint.survey import VISIBLE_POLL_S, VISIBLE_WITHIN_S, judge
+from elastic.checkpoint.supply import Supply
+from elastic.checkpoint.survey import Survey
 from elastic.clock import SYSTEM_CLOCK, Clock
 from elastic.errors import (
     CheckpointDamaged,
@@ -51,9 +53,12 @@ class Reader:
     def __init__(
         self, settings: Settings, identity: RootIdentity | None, *, group: Group, storage: Storage, emit: events.Emit,
         committer: Committer, nonce: Callable[[], str], clock: Clock = SYSTEM_CLOCK, generation: int | None = None,
-        tier: MemoryTier | None = None,
+        tier: MemoryTier | None = None, places: Places | None = None,
     ) -> None:  # fmt: skip
-        """`committer`: asked on rank 0 only. `generation`: that of this start; None: it adopts nothing."""
+        """`committer`: asked on rank 0 only. `generation`: that of this start; None: it adopts nothing.
+
+        `places`: the directories that save_path is, where nodes do not share one.
+        """
         self._tier = tier
         self._settings = settings
         self._committer = committer
@@ -65,6 +70,16 @@ class Reader:
         self._group = group
         self._storage = storage
         self._emit = emit
+        self._supply = Supply(
+            settings,
+            group=group,
+            storage=storage,
+            places=None if identity is None else places,
+            generation=generation,
+            nonce=nonce,
+            clock=clock,
+            emit=emit,
+        )
         self.ancestors: tuple[str, ...] = ()
         """After a restore of this run's own state: digests of what was committed up to it, itself included."""
         self.durable = 0
@@ -79,12 +94,14 @@ class Reader:
             Fenced: a newer generation exists.
         """
         plan = self._plan()
+        if self._supply.apart and plan.attempts:
+            # Whatever is gone on from: a node that came empty gets what was committed, and ancestors are known.
+            self._supply.bring(plan.attempts[0], plan)
         if recall and (recalled := self._recall(plan, tracked)) is not None:
             return recalled
         faults = []
         for attempt in plan.attempts:
-            source = self._source(attempt, plan, tracked)
-            fault = self._try(attempt, plan, tracked, partial(self._read, attempt, plan, source, tracked))
+            fault = self._supply.bring(attempt, plan) or self._from_disk(attempt, plan, tracked)
             if isinstance(fault, Restored):
                 self._tell_passed(plan, attempt.iteration)
                 return fault
@@ -98,27 +115,39 @@ class Reader:
             )
         return Restored(reason=plan.reason, lineage=self._lineage(""))
 
+    def _from_disk(self, attempt: Attempt, plan: Plan, tracked: Mapping[str, Any]) -> Restored | str:
+        parts = bool(wanted_cuts({}, tracked))  # where each rank needs only its parts there is nothing to balance
+        source = self._supply.source(attempt, plan, balanced=not parts)
+        return self._try(attempt, plan, tracked, partial(self._read, attempt, plan, source, tracked))
+
     def _plan(self) -> Plan:
-        told = self._group.broadcast(self._decide() if self._group.rank == 0 else None)
+        seen = self._supply.survey()
+        told = self._group.broadcast(self._decide(seen) if self._group.rank == 0 else None)
         if "error" in told:
             raise _TOLD.get(told["error"], CheckpointError)(told["text"])
         return Plan.from_plain(told["plan"])
 
-    def _decide(self) -> dict[str, Any]:
+    def _decide(self, seen: Survey | OSError | None) -> dict[str, Any]:
         try:
+            if isinstance(seen, OSError):
+                raise seen
             self._record = self._committer.record()
-            self._publish_prepared()
+            if not self._supply.apart:
+                self._publish_prepared()
             plan = plan_restore(
                 self._settings,
                 identity=self._identity,
                 record=self._record,
                 storage=self._storage,
                 generation=self._generation,
+                seen=seen,
             )
         except ElasticError as error:
             return {"error": type(error).__name__, "text": str(error)}
         except OSError as error:
-            return {"error": "UsageError", "text": f"cannot look for checkpoints: {error}"}
+            # A store over a network may be there again when the worker is started the next time.
+            kind = CheckpointError if is_url(self._settings.save_path or self._settings.load_path) else UsageError
+            return {"error": kind.__name__, "text": f"cannot look for checkpoints: {error}"}
         return {"plan": plan.to_plain()}
 
     def _publish_prepared(self) -> None:
@@ -235,40 +264,6 @@ class Reader:
         with contextlib.suppress(OSError):  # behind, it misleads nobody
             self._storage.replace(tracker, build_tracker(attempt.iteration))
         return {}
-
-    def _await_visible(self, attempt: Attempt) -> None:
-        """What rank 0 saw may reach this node later. What is still not there then is told as damage by who reads it."""
-        root, place = os.path.split(attempt.directory)
-        limit_s = self._clock.monotonic_s() + VISIBLE_WITHIN_S
-        while self._group.rank != 0:
-            found = judge(root, place, iteration=None, storage=self._storage)
-            seen = found.problem is None and found.manifest_digest == attempt.manifest_digest
-            if seen or self._clock.monotonic_s() >= limit_s:
-                return
-            self._clock.sleep(VISIBLE_POLL_S)
-
-    def _source(self, attempt: Attempt, plan: Plan, tracked: Mapping[str, Any]) -> Storage:
-        """What to read from, once it is visible here: with load_balanced, what all ranks have read together.
-
-        Where each rank needs only its parts there is nothing to balance.
-        """
-        self._await_visible(attempt)
-        if not self._settings.load_balanced or self._group.size == 1 or attempt.manifest_digest is None:
-            return self._storage
-        if wanted_cuts({}, tracked):
-            return self._storage
-        try:
-            digest = attempt.manifest_digest
-            manifest = read_manifest(attempt.directory, storage=self._storage, manifest_digest=digest)
-        except CheckpointDamaged:
-            manifest = None  # told by whoever reads it again
-        known = self._group.gather(manifest is not None)
-        if not self._group.broadcast(None if known is None else all(known)) or manifest is None:
-            return self._storage
-        weights_only = plan.weights_only
-        return read_together(
-            attempt.directory, manifest, storage=self._storage, group=self._group, weights_only=weights_only
-        )
 
     def _read(
         self, attempt: Attempt, plan: Plan, source: Storage, tracked: Mapping[str, Any]

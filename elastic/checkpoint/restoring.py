@@ -54,18 +54,21 @@ class Plan:
 
 def plan_restore(
     settings: Settings, *, identity: RootIdentity | None, record: CommitRecord | None, storage: Storage,
-    generation: int | None = None,
+    generation: int | None = None, seen: Survey | None = None,
 ) -> Plan:  # fmt: skip
     """Decide what this start restores: the run's own last state, else checkpoint_path or load_path, else nothing.
 
-    `generation`: that of this start, if it may adopt what an earlier one left complete.
+    `generation`: that of this start, if it may adopt what an earlier one left complete. `seen`: what lies in
+    save_path, where that is more than what this node's directory holds.
 
     Raises:
         NothingToRestore: something should be there and is not; never answered with random weights.
         RunMismatch: the commit record is of another lineage than the root.
     """
-    if identity is not None and (plan := _own(settings, identity, record, storage, generation)) is not None:
-        return plan
+    if identity is not None:
+        seen = seen or survey(settings.save_path, storage=storage)
+        if (plan := _own(settings, identity, record, seen, generation)) is not None:
+            return plan
     if settings.checkpoint_path:
         return _explicit(settings, storage)
     if settings.load_path:
@@ -74,7 +77,7 @@ def plan_restore(
 
 
 def _own(
-    settings: Settings, identity: RootIdentity, record: CommitRecord | None, storage: Storage, generation: int | None
+    settings: Settings, identity: RootIdentity, record: CommitRecord | None, seen: Survey, generation: int | None
 ) -> Plan | None:
     root = settings.save_path
     if record is not None and record.lineage != identity.lineage:
@@ -83,7 +86,6 @@ def _own(
             f"{record.iteration}) is of {record.lineage}: its files are elsewhere or gone. To continue it, set "
             "checkpoint.save_path to where they are; to begin another run, use another --rdzv-id."
         )
-    seen = survey(root, storage=storage)
     # A directory whose manifest cannot be read may be ours: a run that may have state never begins anew.
     ours = [each for each in seen.in_place if each.lineage in (identity.lineage, None)]
     if record is None and not ours and seen.tracker.iteration is None:

@@ -11,8 +11,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from elastic.checkpoint.layout import IDENTITY, MAX_SMALL_BYTES, load_json, parse_iteration_dir, take
-from elastic.checkpoint.storage import PosixStorage, Storage
-from elastic.errors import RunMismatch, UsageError
+from elastic.checkpoint.locating import is_url, storage_for
+from elastic.checkpoint.storage import Storage
+from elastic.errors import CheckpointError, RunMismatch, UsageError
 
 _UNNAMED = (None, "", "none")
 """What torchrun's job id is when nobody gave one."""
@@ -45,17 +46,18 @@ def claim(
         UsageError: the root cannot be made or written, or its identity file cannot be read.
         RunMismatch: the root belongs to another run.
     """
-    storage = storage or PosixStorage()
     if not root:
         raise UsageError("checkpoint.save_path is empty: name a directory, or set enable_save: False")
+    storage = storage or storage_for(root)
     _prepare(root, storage)
     path = os.path.join(root, IDENTITY)
-    if storage.size_bytes(path) is None:
+    if not _is_there(path, storage):
         _refuse_foreign(root, storage)
         fresh = RootIdentity(job_id=nonce() if job_id in _UNNAMED else str(job_id), lineage=nonce())
         try:
-            storage.create(path, _to_bytes(fresh))
-            storage.sync_dir(os.path.dirname(os.path.abspath(root)))  # the root's own name is new, too
+            storage.create(path, identity_bytes(fresh))
+            if not is_url(root):
+                storage.sync_dir(os.path.dirname(os.path.abspath(root)))  # the root's own name is new, too
         except OSError as error:
             raise _not_writable(root, str(error)) from error
     stored = _read(path, storage)  # what stands there counts, whoever was first
@@ -85,8 +87,17 @@ def _prepare(root: str, storage: Storage) -> None:
             f"checkpoint.save_path {root} cannot be created: {error.strerror or error}. "
             "Name a directory that this user may create, or one that is there and writable."
         ) from error
-    if (problem := write_problem(root)) is not None:
+    if not is_url(root) and (problem := write_problem(root)) is not None:
         raise _not_writable(root, problem)
+
+
+def _is_there(path: str, storage: Storage) -> bool:
+    try:
+        return storage.size_bytes(path) is not None
+    except OSError as error:
+        # A store over a network may be there again at the next start.
+        kind = CheckpointError if is_url(path) and not isinstance(error, PermissionError) else UsageError
+        raise kind(f"{path} cannot be looked for: {error}. Check checkpoint.save_path and access to it.") from error
 
 
 def _not_writable(root: str, problem: str) -> UsageError:
@@ -106,7 +117,8 @@ def _refuse_foreign(root: str, storage: Storage) -> None:
         )
 
 
-def _to_bytes(identity: RootIdentity) -> bytes:
+def identity_bytes(identity: RootIdentity) -> bytes:
+    """The text of the identity file, with a checksum of its own."""
     plain: dict[str, Any] = asdict(identity)
     text = json.dumps(plain, indent=1)
     return json.dumps({**plain, "crc32": zlib.crc32(text.encode())}, indent=1).encode()
@@ -119,7 +131,7 @@ def _read(path: str, storage: Storage) -> RootIdentity:
         identity = RootIdentity(
             job_id=take(plain, "job_id", str, what=IDENTITY), lineage=take(plain, "lineage", str, what=IDENTITY)
         )
-        if plain.keys() != _PLAIN and _to_bytes(identity) != data:
+        if plain.keys() != _PLAIN and identity_bytes(identity) != data:
             raise ValueError(f"{IDENTITY} is not what was written: its checksum does not match")
         return identity
     except (OSError, ValueError) as error:

@@ -146,3 +146,15 @@ class LockCommitter:
     def close(self) -> None:
         """Give the lock back."""
         self._file.close()
+
+
+def check_settings(settings: Settings, *, claimed: bool) -> None:
+    """Refuse settings that contradict one another. `claimed`: whether save_path is this run's. Raises UsageError."""
+    if settings.save_max < 1:
+        raise UsageError(f"checkpoint.save_max is {settings.save_max}: keep at least 1 iteration")
+    if settings.save_interleaved_steps < 1:
+        raise UsageError(
+            f"checkpoint.save_interleaved_steps is {settings.save_interleaved_steps}: it must be 1 or more"
+        )
+    if settings.enable_save and not claimed:
+        raise UsageError("saving is on (checkpoint.enable_save), but checkpoint.save_path was not claimed for this run")

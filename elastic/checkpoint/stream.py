@@ -86,7 +86,7 @@ def _one(
     return Stored(name=name, dtype=dtype, shape=shape, axis=axis, pieces=tuple(each for _, each in ordered))
 
 
-def read_whole(tensor: Stored) -> Iterator[bytes]:
+def read_whole(tensor: Stored, *, storage: Storage) -> Iterator[bytes]:
     """The tensor's bytes in order, at most a few MiB at a time.
 
     Raises:
@@ -96,15 +96,13 @@ def read_whole(tensor: Stored) -> Iterator[bytes]:
     for run in range(runs):
         for path, entry in tensor.pieces:
             each = (entry.end - entry.begin) // runs
-            yield from _read(path, entry.begin + run * each, each)
+            yield from _read(path, entry.begin + run * each, each, storage)
 
 
-def _read(path: str, begin: int, left: int) -> Iterator[bytes]:
-    with open(path, "rb") as file:
-        file.seek(begin)
-        while left:
-            chunk = file.read(min(left, _CHUNK_BYTES))
-            if not chunk:
-                raise OSError(f"{path} ended while it was read")
-            left -= len(chunk)
-            yield chunk
+def _read(path: str, begin: int, size_bytes: int, storage: Storage) -> Iterator[bytes]:
+    for start in range(begin, begin + size_bytes, _CHUNK_BYTES):
+        stop = min(start + _CHUNK_BYTES, begin + size_bytes)
+        chunk = storage.read_part(path, start, stop)
+        if len(chunk) != stop - start:
+            raise OSError(f"{path} ended while it was read")
+        yield chunk

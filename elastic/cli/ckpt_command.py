@@ -8,6 +8,7 @@ import json
 import os
 import secrets
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from elastic.cli.console import columns, say
@@ -40,6 +41,10 @@ def register(commands: Any) -> None:
     pruned = action("prune", prune, "delete old iterations, never what may be committed or the last good one", root)
     pruned.add_argument("--keep", type=_positive, required=True, metavar="N", help="how many iterations stay")
     pruned.add_argument("--yes", action="store_true", help="delete; without it, only tell")
+    advised = action("advise", advise, "how often to save, from what a run's saves and failures cost", root)
+    advised.add_argument(
+        "--mean-hours", type=_above_zero, metavar="H", help="mean time between failures, if you know it"
+    )
     brought = action(
         "import", bring, "a MiniMind or MindSpore Transformers checkpoint", ("file", "*_resume.pth, or a directory")
     )
@@ -63,7 +68,7 @@ def ls(args: argparse.Namespace, rest: Sequence[str]) -> ExitCode:
     """Print the iterations of a root."""
     from elastic.checkpoint.inspection import list_root
 
-    rows = list_root(args.root, storage=_storage(rest))
+    rows = list_root(args.root, storage=_storage(rest, args.root))
     if args.json:
         return _as_json({"root": args.root, "iterations": [dataclasses.asdict(row) for row in rows]})
     table = [
@@ -86,7 +91,7 @@ def show(args: argparse.Namespace, rest: Sequence[str]) -> ExitCode:
     from elastic.checkpoint.inspection import locate
     from elastic.checkpoint.inspection import show as look
 
-    storage = _storage(rest)
+    storage = _storage(rest, args.path)
     found = look(locate(args.path, storage=storage), storage=storage)
     if args.json:
         return _as_json(dataclasses.asdict(found))
@@ -102,7 +107,7 @@ def verify(args: argparse.Namespace, rest: Sequence[str]) -> ExitCode:
     """Print every damaged file; exit code 1 where there is one."""
     from elastic.checkpoint.inspection import verify as read_all
 
-    verdicts = read_all(args.path, storage=_storage(rest))
+    verdicts = read_all(args.path, storage=_storage(rest, args.path))
     damaged = [each for each in verdicts if each.problem is not None]
     code = ExitCode.FAILED if damaged else ExitCode.DONE
     if args.json:
@@ -118,7 +123,7 @@ def diff(args: argparse.Namespace, rest: Sequence[str]) -> ExitCode:
     from elastic.checkpoint.comparing import compare
     from elastic.checkpoint.inspection import locate
 
-    storage = _storage(rest)
+    storage = _storage(rest, args.one, args.other)
     one, other = (locate(path, storage=storage) for path in (args.one, args.other))
     changes = compare(one, other, contents=args.contents, storage=storage)
     code = ExitCode.FAILED if changes else ExitCode.DONE
@@ -133,7 +138,7 @@ def prune(args: argparse.Namespace, rest: Sequence[str]) -> ExitCode:
     from elastic.checkpoint.pruning import plan_pruning
     from elastic.checkpoint.pruning import prune as delete
 
-    storage = _storage(rest)
+    storage = _storage(rest, args.root)
     plan = plan_pruning(args.root, keep=args.keep, storage=storage)
     if args.yes:
         try:
@@ -150,6 +155,30 @@ def prune(args: argparse.Namespace, rest: Sequence[str]) -> ExitCode:
     return ExitCode.DONE
 
 
+def advise(args: argparse.Namespace, rest: Sequence[str]) -> ExitCode:
+    """Print the interval of saves that loses least."""
+    from elastic.checkpoint.interval import advise as reckon
+    from elastic.checkpoint.interval import measure, recent_records, usual_distance
+    from elastic.checkpoint.locating import local_dir
+
+    _storage(rest, args.root)
+    records = recent_records(Path(local_dir(args.root)) / "events")
+    if not records:
+        raise UsageError(f"{args.root}/events holds no events; name the checkpoint.save_path of a run")
+    mean_time_s = None if args.mean_hours is None else args.mean_hours * 3600
+    costs, so_far = measure(records), usual_distance(records)
+    advice = reckon(costs, every_steps=so_far, mean_time_s=mean_time_s)
+    if args.json:
+        return _as_json({**dataclasses.asdict(advice), "so_far_steps": so_far, "costs": dataclasses.asdict(costs)})
+    if advice.every_steps is None:
+        say(f"no advice: {advice.reason}")
+        return ExitCode.DONE
+    say(f"save every {advice.every_steps} steps ({advice.interval_s:.3g} s): {advice.reason}")
+    now = "" if advice.lost_share_now is None else f"; so far, every {so_far} steps: {advice.lost_share_now:.2%}"
+    say(f"expected to be lost to saving, failures and what follows: {advice.lost_share:.2%} of the time{now}")
+    return ExitCode.DONE
+
+
 def bring(args: argparse.Namespace, rest: Sequence[str]) -> ExitCode:
     """Import a torch file, or a directory in the seed's layout, and say what was assumed and lost."""
     directory = os.path.isdir(args.file)
@@ -160,7 +189,7 @@ def bring(args: argparse.Namespace, rest: Sequence[str]) -> ExitCode:
     from elastic.checkpoint.importing import import_minimind, import_seed, import_weights
     from elastic.checkpoint.minimind import Given
 
-    options: dict[str, Any] = {"dtype": args.dtype, "storage": _storage(rest), "nonce": _nonce}
+    options: dict[str, Any] = {"dtype": args.dtype, "storage": _storage(rest, args.root), "nonce": _nonce}
     if directory and args.weights_only:
         raise UsageError(f"{args.file} needs no import for its weights: load_path to it, no_load_optim: True")
     if directory:
@@ -187,7 +216,7 @@ def send(args: argparse.Namespace, rest: Sequence[str]) -> ExitCode:
     from elastic.checkpoint.exporting import export_weights
     from elastic.checkpoint.inspection import locate
 
-    storage = _storage(rest)
+    storage = _storage(rest, args.path)
     iteration = locate(args.path, storage=storage)
     done = export_weights(iteration, args.directory, most_bytes=args.most_bytes, storage=storage, nonce=_nonce)
     if args.json:
@@ -198,12 +227,12 @@ def send(args: argparse.Namespace, rest: Sequence[str]) -> ExitCode:
     return ExitCode.DONE
 
 
-def _storage(rest: Sequence[str]) -> Any:
-    from elastic.checkpoint.storage import PosixStorage
+def _storage(rest: Sequence[str], *paths: str) -> Any:
+    from elastic.checkpoint.locating import storage_for
 
     if rest:
         raise UsageError(f"unexpected arguments: {' '.join(rest)}")
-    return PosixStorage()
+    return storage_for(*paths)
 
 
 def _as_json(plain: Any, code: ExitCode = ExitCode.DONE) -> ExitCode:
@@ -219,6 +248,16 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
     return int(text)
+
+
+def _above_zero(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+    return value
 
 
 def _cell(value: Any) -> str:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elastic.cli.console import columns, say
-from elastic.config.load import from_plain
 from elastic.errors import ExitCode, UsageError
 from elastic.plan.outlook import Outlook, Row, Stand, outlook
 
@@ -51,6 +50,7 @@ def run(args: argparse.Namespace, rest: Sequence[str]) -> ExitCode:
 
 
 def _stand(manifest: Manifest) -> Stand:
+    from elastic.history import settings_of
     from elastic.plan.data_order import DataOrder
 
     position = manifest.consumed_samples
@@ -62,7 +62,7 @@ def _stand(manifest: Manifest) -> Stand:
         epoch_position=position,
         world_size=manifest.world_size,
         global_batch_size=manifest.global_batch_size,
-        micro_batch_size=from_plain(manifest.settings).training.micro_batch_size,
+        micro_batch_size=settings_of(manifest).training.micro_batch_size,
     )
 
 

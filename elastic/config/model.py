@@ -54,6 +54,21 @@ class SaveOverlap(enum.StrEnum):
     SKIP = "skip"
 
 
+class PathScope(enum.StrEnum):
+    """Whether save_path is one directory for all nodes, or one on each."""
+
+    AUTO = "auto"
+    SHARED = "shared"
+    PRIVATE = "private"
+
+
+class SaveInterval(enum.StrEnum):
+    """Whether the distance of saves stays what was set."""
+
+    FIXED = "fixed"
+    AUTO = "auto"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rule:
     """What a setting means and what it may be."""
@@ -189,6 +204,10 @@ class CheckpointSettings:
     save_path: str = field(
         default="output/checkpoint", metadata=_about("root directory of the run's checkpoints and events")
     )
+    save_path_scope: PathScope = field(
+        default=PathScope.AUTO,
+        metadata=_about("whether all nodes share save_path, or each has a directory of its own; auto: found out"),
+    )
     save_interleaved_steps: int = field(
         default=1000, metadata=_about("steps from one save to the next", unit="steps", least=1)
     )
@@ -207,6 +226,10 @@ class CheckpointSettings:
     )
     memory_required: bool = field(
         default=False, metadata=_about("without room for the copies in memory: end instead of going on without them")
+    )
+    save_interval: SaveInterval = field(
+        default=SaveInterval.FIXED,
+        metadata=_about("auto: save_interleaved_steps is where the run begins, then it follows costs and failures"),
     )
     no_save_optim: bool = field(default=False, metadata=_about("save weights only: no later start can go on in full"))
     save_max: int = field(default=5, metadata=_about("iterations kept on disk", least=1))

@@ -53,15 +53,26 @@ class _Verdict:
     problems: tuple[str, ...]
 
 
-def account(records: Iterable[Record], *, order: SampleOrder | None) -> Account:
+@dataclass(frozen=True, kw_only=True)
+class SavedState:
+    """What the newest checkpoint of a run says of itself."""
+
+    iteration: int
+    consumed_samples: int
+    run_digest: int
+
+
+def account(records: Iterable[Record], *, order: SampleOrder | None, saved: SavedState | None = None) -> Account:
     """Check the events of a run. Records of one rank must come as they were written; all else in any order.
 
     With `order`, every step's digest is computed anew and compared; without, a step with a missing rank is unproved.
+    With `saved`, a finished run's last checkpoint must hold the digest of the very steps that the events tell.
     """
     lineage = trace(records)
     verdicts = [_judge(step, order) for step in lineage.steps]
     problems = list(lineage.problems)
     problems += _chain_problems(lineage)
+    problems += _saved_problems(lineage, saved)
     problems += [problem for verdict in verdicts for problem in verdict.problems]
     end = max((step.any.stop for step in lineage.steps), default=lineage.first_sample)
     if lineage.finished_samples is not None and lineage.finished_samples != end:
@@ -163,6 +174,19 @@ def _chain_problems(lineage: Lineage) -> list[str]:
             problems.append(f"{name}: run digest {told.run_digest} does not follow; it should be {expected}")
         iteration, stop, run_digest = step.iteration, told.stop, told.run_digest
     return problems
+
+
+def _saved_problems(lineage: Lineage, saved: SavedState | None) -> list[str]:
+    """Whether the parameters that were saved last are those that the steps told of led to."""
+    if saved is None or lineage.finished_samples is None or not lineage.steps:
+        return []
+    name = f"the checkpoint of iteration {saved.iteration}"
+    step = next((each for each in lineage.steps if each.iteration == saved.iteration), None)
+    if step is None:
+        return [f"{name} is saved, but no step of the lineage made it"]
+    told = (step.any.stop, step.any.run_digest)
+    found = (saved.consumed_samples, saved.run_digest)
+    return [] if found == told else [f"{name} says (samples, digest) {found}; the steps that led to it make {told}"]
 
 
 def _cover(intervals: Iterable[Interval], *, first: int, end: int) -> tuple[int, int, int]:

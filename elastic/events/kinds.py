@@ -247,6 +247,14 @@ class CheckpointFailed(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class StorageRetried(Event):
+    """A request to an object store failed, or its answer was cut off, and it is made again."""
+
+    kind = "storage_retried"
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckpointRejected(Event):
     """An iteration on disk was passed over while restoring, with the file and what is wrong with it."""
 

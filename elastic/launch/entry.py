@@ -20,7 +20,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousHandler, Rendezvo
 from elastic.checkpoint.root import claim
 from elastic.clock import SYSTEM_CLOCK
 from elastic.config.load import resolve
-from elastic.config.model import Numerics, Settings
+from elastic.config.model import Numerics, PathScope, Settings
 from elastic.errors import ElasticError, UsageError
 from elastic.launch.agent import Agent
 from elastic.launch.stage import Stage
@@ -82,6 +82,11 @@ def _create(parameters: RendezvousParameters, *, argv: Sequence[str], environ: M
     command = torchrun_command(argv)
     settings = resolve(command.arguments, environ=environ, strict=command.ours).settings
     _check_split(settings, min_workers=parameters.min_nodes * command.slots)
+    if settings.checkpoint.save_path_scope is PathScope.PRIVATE and parameters.run_id in ("", "none"):
+        raise UsageError(
+            "checkpoint.save_path_scope is private, so that nothing shows which nodes belong together: give all of "
+            "them the same --rdzv-id"
+        )
     identity = claim(settings.checkpoint.save_path, job_id=parameters.run_id)
     stage = Stage(
         parameters,

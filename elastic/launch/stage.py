@@ -15,8 +15,8 @@ import torch
 from torch.distributed.elastic.rendezvous.api import RendezvousParameters
 
 from elastic import __version__
+from elastic.checkpoint.locating import local_dir, storage_for
 from elastic.checkpoint.room import anonymous_arena
-from elastic.checkpoint.storage import PosixStorage
 from elastic.checkpoint.survey import highest_generation
 from elastic.clock import Clock
 from elastic.config.model import Settings
@@ -77,8 +77,8 @@ class Stage:
         self._member = False
         self._outer: dict[str, str | None] = {}
         self._stack = ExitStack()
-        save_path = Path(settings.checkpoint.save_path).absolute()
-        self._events_path = save_path / "events" / f"{node}-{self._agent[:8]}.jsonl"
+        save_root = settings.checkpoint.save_path
+        self._events_path = Path(local_dir(save_root)).absolute() / "events" / f"{node}-{self._agent[:8]}.jsonl"
         self.observer = Observer(
             node=node,
             file=EventFile(self._events_path),
@@ -96,7 +96,7 @@ class Stage:
             node=node,
             named=NODE in environ,
             agent=self._agent,
-            root_generation=highest_generation(settings.checkpoint.save_path, storage=PosixStorage()),
+            root_generation=highest_generation(save_root, storage=storage_for(save_root)),
             clock=clock,
             on_change=self.wake.wake,
             emit=self.observer.emit,

@@ -194,6 +194,9 @@ CHECKPOINT_FAILURES = _counter("elastic_checkpoint_failures_total", "Saves that 
 CHECKPOINT_FALLBACKS = _counter(
     "elastic_checkpoint_fallbacks_total", "Iterations passed over while restoring, since they were damaged."
 )
+STORAGE_RETRIES = _counter(
+    "elastic_storage_retries_total", "Requests to an object store that failed and were made again, by any worker."
+)
 FENCED_OPERATIONS = _counter(
     "elastic_fenced_operations_total", "Operations of an ended generation that were refused.", kind=FENCED
 )
@@ -235,6 +238,7 @@ DEFINITIONS: tuple[Definition, ...] = (
     RESTORES,
     CHECKPOINT_FAILURES,
     CHECKPOINT_FALLBACKS,
+    STORAGE_RETRIES,
     FENCED_OPERATIONS,
     RENDEZVOUS_DURATION,
 )

@@ -53,6 +53,7 @@ class Metrics(Collector):
             events.CheckpointSaved: self._checkpoint_saved,
             events.CheckpointFailed: self._checkpoint_failed,
             events.CheckpointRejected: self._checkpoint_rejected,
+            events.StorageRetried: self._storage_retried,
             events.Fencing: self._fenced,
         }
         self.registry.register(self)
@@ -166,6 +167,9 @@ class Metrics(Collector):
     def _checkpoint_rejected(self, record: events.Record, event: events.CheckpointRejected) -> None:
         if record.rank in (0, None):
             self._values.add(of.CHECKPOINT_FALLBACKS, 1)
+
+    def _storage_retried(self, record: events.Record, event: events.StorageRetried) -> None:
+        self._values.add(of.STORAGE_RETRIES, 1)
 
     def _fenced(self, record: events.Record, event: events.Fencing) -> None:
         self._values.add(of.FENCED_OPERATIONS, 1, event.what)

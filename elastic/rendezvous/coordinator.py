@@ -150,7 +150,10 @@ class Coordinator:
             )
             if not self.identity.named:
                 self._registration.note(state=MemberState.JOINING, store_port=self._hosting.offer())
-            self._connect()
+            limit_s = self.options.connect_timeout_s
+            self._seen_closed = arrive(
+                self._registration, watch=self._watch, keys=self._keys, clock=self._clock, limit_s=limit_s
+            )
             self._watch.start()
             self._election.start()
         except BaseException:
@@ -264,13 +267,6 @@ class Coordinator:
         self._watch.wait(lambda: self._closed() is not None, timeout_s=timeout_s)
         return self._closed() or unheard_end(timeout_s)
 
-    def _connect(self) -> None:
-        limit_s = self.options.connect_timeout_s
-        world = arrive(self._registration, watch=self._watch, keys=self._keys, clock=self._clock, limit_s=limit_s)
-        if world is not None and world.phase is Phase.CLOSED:
-            self._seen_closed = world.generation
-            self._registration.note(seen_closed=world.generation)
-
     def _await_seat(self, *, limit_s: float, interrupted: Callable[[], bool], at_once: bool) -> World:
         now_s = self._clock.monotonic_s()
         deadline_s, nodes = now_s + limit_s, self._nodes()
@@ -279,9 +275,6 @@ class Coordinator:
             self._watch.wait(self._settled, timeout_s=0.0 if patience.is_due(now_s) else _POLL_S)
             if (world := self._seated()) is not None:
                 return world
-            ended = self._registration.member.ended_generation
-            if missed := missed_generation(self._watch.world, agent=self.identity.agent, ended=ended):
-                self._registration.publish(ended_generation=missed)
             now_s = self._clock.monotonic_s()
             if interrupted():
                 raise Preempted("asked to leave while waiting for a generation")
@@ -305,7 +298,9 @@ class Coordinator:
         return seated or self._watch.looks_apart or self._closed() is not None
 
     def _seated(self) -> World | None:
-        """The world that this agent waits for, if it is there. Raises JobClosed, Fenced."""
+        """The world that this agent waits for, if it is there. What it was given and never saw, it ends: others wait.
+
+        Raises JobClosed, Fenced."""
         self.check()
         self._watch.check()
         with contextlib.suppress(StoreUnavailable):
@@ -313,7 +308,12 @@ class Coordinator:
         if (closed := self._closed()) is not None:
             raise closed
         world = self._watch.world
-        return world if self._seat_of(world) is not None else None
+        if self._seat_of(world) is not None:
+            return world
+        ended = self._registration.member.ended_generation
+        if missed := missed_generation(world, agent=self.identity.agent, ended=ended):
+            self._registration.publish(ended_generation=missed)
+        return None
 
     def _seat_of(self, world: World | None) -> Seat | None:
         if world is None or world.phase is not Phase.FORMED or world.generation <= self._generation:

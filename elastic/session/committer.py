@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from elastic.checkpoint.layout import CommitRecord
+from elastic.checkpoint.locating import local_dir
 from elastic.checkpoint.seams import Committer, CommitVerdict, LockCommitter
 from elastic.clock import Clock
 from elastic.errors import StoreUnavailable
@@ -84,6 +85,6 @@ def choose_committer(link: Link, *, world: World, save_path: str, clock: Clock) 
     if world.rank != 0:
         return Bystander()
     if not link.present:
-        return LockCommitter(save_path)
+        return LockCommitter(local_dir(save_path))
     page = LeasePage(Path(world.lease_page)) if world.lease_page else None
     return AgentCommitter(link, generation=world.generation, page=page, clock=clock)

@@ -78,6 +78,7 @@ class Course:
         if world.rank == 0:
             self._tell_order()
             self._tell_scaling(restored)
+            self._tell_idle()
 
     def _go_to(self, restored: Restored) -> None:
         self.iteration = restored.iteration
@@ -278,6 +279,14 @@ class Course:
                     f"going on at sample {restored.consumed_samples} exactly"
                 )
             )
+
+    def _tell_idle(self) -> None:
+        training, size = self._settings.training, self._world.size
+        slots = -(-training.global_batch_size // training.micro_batch_size)
+        if size > slots:
+            text = f"{size - slots} of {size} workers have nothing to do: the global batch of "
+            text += f"{training.global_batch_size} is {slots} micro-batches of {training.micro_batch_size}"
+            self._emit(Notice(text=text))
 
 
 def ranges(samples: Any) -> tuple[tuple[int, int], ...]:

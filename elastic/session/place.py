@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from elastic.checkpoint.locating import local_dir
 from elastic.errors import UsageError
 from elastic.link import AgentLink, Link, NoLink
 from elastic.world import World
@@ -21,8 +22,8 @@ def check_same_root(world: World, save_path: str) -> None:
     if world.events_path is None:
         return
     agents = os.path.realpath(os.path.dirname(os.path.dirname(world.events_path)))
-    if agents != os.path.realpath(save_path):
+    if agents != os.path.realpath(local_dir(save_path)):
         raise UsageError(
-            f"the agent works for the save path {agents}, this worker for {os.path.realpath(save_path)}; set it where "
+            f"the agent works for the save path {agents}, this worker for {save_path}; set it where "
             "both see it: --checkpoint.save_path after the script, or ELASTIC__CHECKPOINT__SAVE_PATH"
         )

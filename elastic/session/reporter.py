@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+from elastic.checkpoint.locating import local_dir
 from elastic.clock import Clock
 from elastic.events import (
     CheckpointFailed,
@@ -34,8 +35,8 @@ class Reporter:
         self._clock = clock
         self._log_steps = log_steps
         self._told_lost = False
-        path = world.events_path or str(Path(save_path) / "events" / f"{world.node}.jsonl")
-        self._file = EventFile(Path(path))
+        self.path = Path(world.events_path or Path(local_dir(save_path)) / "events" / f"{world.node}.jsonl")
+        self._file = EventFile(self.path)
 
     def __call__(self, event: Event) -> None:
         record = Record(

@@ -25,20 +25,19 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from elastic.checkpoint.manager import CheckpointManager
 from elastic.checkpoint.restored import Restored
 from elastic.checkpoint.root import claim
 from elastic.checkpoint.seams import LockCommitter
 from elastic.clock import SYSTEM_CLOCK, Clock
 from elastic.config.load import resolve, with_overrides
-from elastic.config.model import Numerics, OnNan, Settings
+from elastic.config.model import Numerics, Settings
 from elastic.data.carrier import Transport
 from elastic.data.fetch import Collate
 from elastic.distributed.group import Alone, Collectives, choose_device, join
 from elastic.distributed.likeness import check_alike, measure
 from elastic.distributed.strategy import Strategy
-from elastic.errors import CheckpointError, LossNotFinite, UsageError
-from elastic.events import GroupReady, Notice, RunFinished
+from elastic.errors import UsageError
+from elastic.events import GroupReady
 from elastic.lifetime import die_with_agent
 from elastic.link import Link, NoLink
 from elastic.plan.likeness import Likeness, recorded_in
@@ -47,13 +46,15 @@ from elastic.session.course import Course
 from elastic.session.ending import end_worker
 from elastic.session.evaluation import Measure, evaluate
 from elastic.session.leaving import LeaveOnSignal
-from elastic.session.memory import open_memory
+from elastic.session.pacing import Pacer
 from elastic.session.parallel import check_tracked, lay_out
 from elastic.session.place import check_same_root, connect
 from elastic.session.randomness import seed_everything
 from elastic.session.reporter import Reporter
+from elastic.session.roots import open_manager
 from elastic.session.source import DataSource
 from elastic.session.step import Step
+from elastic.session.stepping import Stepping
 from elastic.world import World
 
 
@@ -84,7 +85,7 @@ class Session:
         self._group: Collectives = Alone()
         self._link: Link = NoLink()
         self._course: Course | None = None
-        self._open_step: Step | None = None
+        self._stepping: Stepping | None = None
         self._leaving = LeaveOnSignal(link=lambda: self._link)
         self._stack = ExitStack()
 
@@ -124,15 +125,14 @@ class Session:
         committer = choose_committer(self._link, world=world, save_path=save_path, clock=self._clock)
         if isinstance(committer, LockCommitter):
             self._stack.callback(committer.close)
-        self._manager = CheckpointManager(
+        self._manager = open_manager(
             self.settings.checkpoint,
-            identity=identity,
+            identity,
+            world=world,
             group=self._group,
             committer=committer,
-            emit=self._report,
             clock=self._clock,
-            generation=world.generation,
-            tier=open_memory(world, self.settings.checkpoint, emit=self._report),
+            emit=self._report,
         )
         self._stack.callback(self._manager.close)
         seed_everything(self.settings.training.seed)
@@ -141,22 +141,14 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
-            if error is None:
-                self._commit_last()
+            if error is None and self._stepping is not None:
+                self._stepping.commit_last()
             elif isinstance(error, Exception) and self.world.size == 1 and self._course is not None:
                 self._manager.settle()  # with no peers to wait for, what was begun is still brought to its end
         except BaseException as failed:
             self._end(failed)
             raise
         self._end(error)
-
-    def _commit_last(self) -> None:
-        """A loop left with `break` has done its last step; it counts, and is saved, like any other."""
-        step, course = self._open_step, self._course
-        if step is not None and course is not None and step.done:
-            self._open_step = None
-            course.commit(step)
-            self._manager.save(self._tracked, course.save_meta())
 
     def _end(self, error: BaseException | None) -> None:
         step = self._course.iteration if self._course is not None else 0
@@ -242,7 +234,8 @@ class Session:
             lockstep=any(each.lockstep for each in self._strategies),
         )
         if self.world.rank == 0 and self._course is not None:
-            self._report(self._course.evaluated(found, self._open_step))
+            step = None if self._stepping is None else self._stepping.open_step
+            self._report(self._course.evaluated(found, step))
         return found
 
     def steps(self, data: Any, *, collate_fn: Collate | None = None) -> Iterator[Step]:
@@ -273,18 +266,29 @@ class Session:
             likeness=likeness,
         )
         self._stack.callback(course.close)
-        self._tell_restart(restored)
-        if restored.own:
-            self._take_up(course)
+        pacer = Pacer(
+            self.settings.checkpoint,
+            manager=self._manager,
+            group=self._group,
+            clock=self._clock,
+            emit=self._report,
+            events=self._report.path.parent,
+        )
+        self._stepping = Stepping(
+            self.settings,
+            course=course,
+            manager=self._manager,
+            pacer=pacer,
+            tracked=self._tracked,
+            strategies=self._strategies,
+            group=self._group,
+            leaving=self._leaving,
+            emit=self._report,
+            rank=self.world.rank,
+        )
+        self._stepping.begin(restored)
         self._stack.enter_context(self._leaving)  # not before: there is nothing to save until here
-        yield from self._run(course)
-
-    def _take_up(self, course: Course) -> None:
-        """What a new generation begins with, so that the next fault finds no less than this one did."""
-        if self._manager.behind(course.iteration):
-            self._manager.save(self._tracked, course.save_meta())
-        else:
-            self._manager.snapshot(self._tracked, course.save_meta())
+        yield from self._stepping.walk()
 
     def _likeness(self, restored: Restored) -> Likeness | None:
         """How all workers compute, where that must be alike. Raises NumericsDiffer, PeerLost."""
@@ -294,61 +298,3 @@ class Session:
         own = measure(training, device=self.world.device, environ=self._environ)
         check_alike(own, recorded=recorded_in(restored.settings) if restored.own else None, group=self._group)
         return own
-
-    def _run(self, course: Course) -> Iterator[Step]:
-        manager = self._manager
-        scaled = any(isinstance(each, torch.amp.GradScaler) for each in self._tracked.values())
-        while not course.finished:
-            step = course.next_step(
-                self._group,
-                tuple(self._strategies),
-                self._leaving.wanted,
-                lambda: manager.ready,
-                due=lambda iteration, counted: manager.due(iteration, counted=counted),
-                scaled=scaled,
-            )
-            self._open_step = step
-            yield step
-            self._open_step = None
-            if not step.done:
-                raise UsageError("a step from run.steps() must be used as `with step:`; it was not entered or failed")
-            regroup = course.commit(step)
-            if step.skipped:
-                self._after_skip(course, step)
-            manager.advance(all_ready=step.totals is not None and step.totals.saves_ready)
-            last = regroup or course.finished
-            if last or manager.due(course.iteration, counted=course.counted):
-                saved = manager.save(self._tracked, course.save_meta(), wait=last)
-                if course.finished and self.settings.checkpoint.enable_save and not saved.saved:
-                    raise CheckpointError(f"the last step of the run could not be saved: {saved.reason}")
-            elif manager.snapshot_due(course.iteration):
-                manager.snapshot(self._tracked, course.save_meta())
-            if regroup and not course.finished:
-                raise self._leaving.ending(course.iteration)
-        self._report(RunFinished(iteration=course.iteration, consumed_samples=course.consumed_samples))
-
-    def _after_skip(self, course: Course, step: Step) -> None:
-        rolls_back = self.settings.training.on_nan is OnNan.ROLL_BACK
-        text = f"{step.skipped}: {'back to the last save' if rolls_back else 'its samples are passed over'}"
-        if self.world.rank == 0:
-            self._report(Notice(text=text))
-        if not rolls_back:
-            return
-        self._manager.settle()
-        restored = self._manager.restore(self._tracked, recall=False)
-        if not restored.own:
-            raise LossNotFinite(f"{step.skipped}, and nothing was saved yet that one could roll back to")
-        course.roll_back(restored, skip_to=step.stop, reason=f"{step.skipped}: rolled back")
-        # At once, so that copies in memory of what was given up go on from nothing any more.
-        self._manager.save(self._tracked, course.save_meta())
-
-    def _tell_restart(self, restored: Restored) -> None:
-        training = self.settings.training
-        slots = -(-training.global_batch_size // training.micro_batch_size)
-        if self.world.size > slots and self.world.rank == 0:
-            self._report(
-                Notice(
-                    text=f"{self.world.size - slots} of {self.world.size} workers have nothing to do: the global batch "
-                    f"of {training.global_batch_size} is {slots} micro-batches of {training.micro_batch_size}"
-                )
-            )

@@ -7,7 +7,7 @@ events that its ranks would have written go through the audit.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,8 @@ from elastic.plan.stream import StreamOrder
 from tests.harness.datasets import Drawing, draw_shard
 
 MOST_RANKS = 8
+KINDS = ("map", "blocks", "sequential", "mixed", "stream")
+"""Of data sets and orders, see `make_setting`."""
 Used = tuple[int, int, Any]
 """(global sample number, index, the item with its random draws)."""
 
@@ -71,6 +73,27 @@ class Outcome:
 
     def account(self, order: Any) -> Account:
         return account(self.records, order=order)
+
+
+def check(kind: str, seeds: Iterable[int], *, most_workers: int = 0) -> Outcome:
+    """Simulate one run for each seed, and compare it with the undisturbed one; what happened in all of them."""
+    happened = Outcome()
+    for seed in seeds:
+        chance = random.Random(f"{kind}/{seed}")
+        setting = make_setting(chance, kind=kind)
+        run = simulate(setting, chance, most_workers=most_workers)
+        assert run.used == undisturbed(setting), f"seed {seed}"
+        assert [sample for sample, *_ in run.used] == list(range(setting.total)), f"seed {seed}"
+        found = run.account(DataOrder.of(setting.order))
+        assert found.problems == (), f"seed {seed}"
+        assert found.exact, f"seed {seed}"
+        assert (found.samples, found.recomputed_steps) == (setting.total, run.recomputed_steps), f"seed {seed}"
+        happened.worlds += run.worlds
+        happened.crashes += run.crashes
+        happened.half_fetched += run.half_fetched
+        happened.batch_changes += run.batch_changes
+        happened.recomputed_steps += run.recomputed_steps
+    return happened
 
 
 def make_setting(chance: random.Random, *, kind: str) -> Setting:

@@ -23,11 +23,23 @@ APART = LAYERS[1]
 
 IMPORTERS = {  # The only modules (or packages) that may import a library.
     "yaml": ("config.yaml_file",),
+    "fsspec": ("checkpoint.object_fs",),
     "prometheus_client": ("metrics", "local"),
     "etcd3": ("rendezvous.etcd",),
     "grpc": ("rendezvous.etcd",),
 }
-DEPENDENCIES = ("torch", "torchdata", "safetensors", "numpy", "etcd3", "prometheus_client", "yaml", "grpc", "google")
+DEPENDENCIES = (
+    "torch",
+    "torchdata",
+    "safetensors",
+    "numpy",
+    "etcd3",
+    "prometheus_client",
+    "yaml",
+    "grpc",
+    "google",
+    "fsspec",
+)
 LIGHT = {  # Must load without torch. A package stands for all its modules, "" for the package `elastic` itself.
     *("", "errors", "world", "clock", "events", "failpoint", "job", "link", "lease", "config", "plan", "metrics"),
     *("cli", "checkpoint.layout", "checkpoint.policy", "rendezvous.machine", "rendezvous.model", "rendezvous.plugin"),

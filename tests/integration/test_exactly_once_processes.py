@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic.events import Restored, StepCommitted, read_records
+from elastic.events import Restored, RunFinished, StepCommitted, read_records
 from elastic.history import audit_run
 from elastic.local.cluster import Cluster
 from elastic.local.etcd import EtcdServer
@@ -18,7 +18,7 @@ from tests.harness.survival import cluster, lineage_losses, run_alone
 
 pytestmark = pytest.mark.integration
 
-SAMPLES = 6600
+SAMPLES = 13200
 BATCHES = (22, 30, 20)
 """SAMPLES divides by each, so that a run ends at the same sample whatever its batch was."""
 
@@ -64,7 +64,8 @@ class Life:
             for _ in range(self.chance.randint(1, 3)):
                 if not self._reach(run, self.chance.randint(5, 40)):
                     return self._finished(run)
-                self._do(run)
+                if not self._do(run):
+                    return self._finished(run)
             if len(self.done) < 5 and self._reach(run, 20):
                 return self._stop(run)
             return self._finished(run)
@@ -83,7 +84,8 @@ class Life:
         )
         return True
 
-    def _do(self, run: Cluster) -> None:
+    def _do(self, run: Cluster) -> bool:
+        """Do something to the run, and wait until it goes on; False where it was over before that."""
         what = self.chance.choice(["worker", "worker", "node", "join", "leave"])
         if what in ("node", "leave") and len(self.names) == 1:
             what = "worker"
@@ -102,8 +104,14 @@ class Life:
                 run.nodes[name].kill()
             else:
                 run.nodes[name].signal(signal.SIGTERM)
-                assert run.wait_exit(name) == 75
-        run.wait(lambda r: isinstance(r.event, Restored), what=f"a restore after {what}", limit_s=90, since=since)
+                assert run.wait_exit(name) in (75, 0), "0 where the run was over first"
+        seen = run.wait(
+            lambda r: isinstance(r.event, Restored | RunFinished),
+            what=f"a restore after {what}",
+            limit_s=90,
+            since=since,
+        )
+        return isinstance(seen.event, Restored)
 
     def _join(self, run: Cluster) -> None:
         self.started += 1
@@ -114,8 +122,9 @@ class Life:
         self.done.append("stop")
         for name in self.names:
             run.nodes[name].signal(signal.SIGTERM)
-        assert {run.wait_exit(name) for name in self.names} == {75}
-        return False
+        ends = {run.wait_exit(name) for name in self.names}
+        assert ends in ({75}, {0}), "0 where the run was over first"
+        return ends == {0}
 
     def _finished(self, run: Cluster) -> bool:
         assert {run.wait_exit(name, limit_s=180) for name in self.names} == {0}
@@ -123,7 +132,7 @@ class Life:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("seed", range(7))
+@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("kind", ["map", "mixed", "stream"])
 def test_a_run_of_many_lives(tmp_path: Path, etcd: EtcdServer, kind: str, seed: int) -> None:
     life = Life(directory=tmp_path, etcd=etcd.endpoint, kind=kind, chance=random.Random(f"{kind}/{seed}"))
@@ -132,7 +141,7 @@ def test_a_run_of_many_lives(tmp_path: Path, etcd: EtcdServer, kind: str, seed: 
     assert found.problems == (), life.done
     assert found.exact
     assert (found.samples, found.used_twice, found.never_used) == (SAMPLES, 0, 0)
-    assert len(life.done) >= 3
+    assert life.done
     if len({event.stop - event.start for event in _steps(tmp_path)}) == 1:
         # One batch size all along: what was computed is the undisturbed run, step by step.
         steps = SAMPLES // life.batch

@@ -14,6 +14,7 @@ from elastic.data.carrier import Carrier, Transport
 from elastic.data.fetch import NumberedDataset
 from elastic.errors import DataError
 from elastic.plan.order import Order
+from tests.harness.data_simulation import check
 from tests.harness.datasets import Failing, Holding, Lying, Stuck
 from tests.harness.loading import LENGTH, SEED, flat, make, run_undisturbed
 
@@ -97,6 +98,13 @@ def test_more_and_fewer_processes_bring_the_same():
             position, most = loader.commit(), most - 1
         loader.close()
     assert steps == expected
+
+
+@pytest.mark.exhaustive
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # more processes than cores
+@pytest.mark.parametrize("kind", ["map", "mixed", "stream"])
+def test_random_lives_with_processes(kind):
+    assert check(kind, range(25), most_workers=3).crashes > 10
 
 
 def numbered(number):

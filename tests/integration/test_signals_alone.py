@@ -73,7 +73,7 @@ def test_under_torchs_own_agent_all_workers_save_and_leave(tmp_path: Path) -> No
 
 @pytest.mark.exhaustive
 def test_everybody_on_one_node_is_signalled(tmp_path: Path, etcd: EtcdServer) -> None:
-    with cluster(tmp_path, etcd.endpoint, steps=600) as run:
+    with cluster(tmp_path, etcd.endpoint, steps=200) as run:
         for name in ("a", "b"):
             run.start(name)
         run.wait_step(40, world_size=2)
@@ -81,8 +81,8 @@ def test_everybody_on_one_node_is_signalled(tmp_path: Path, etcd: EtcdServer) ->
         for pid in (*node.workers(), node.pid):
             os.kill(pid, signal.SIGUSR1)
         assert run.wait_exit("b", limit_s=45) == 75
-        assert run.wait_exit("a", limit_s=90) == 0
-        assert (exact_account(run).steps, exact_account(run).recomputed_steps) == (600, 0)
+        assert run.wait_exit("a", limit_s=120) == 0
+        assert (exact_account(run).steps, exact_account(run).recomputed_steps) == (200, 0)
 
 
 @pytest.mark.exhaustive
@@ -93,5 +93,8 @@ def test_a_step_may_take_as_long_as_the_stop_time_allows(tmp_path: Path, etcd: E
         run.wait_step(1)
         run.nodes["a"].signal(signal.SIGTERM)
         assert run.wait_exit("a", limit_s=60) == 75
-        saved = [r.event for r in read_records(run.save_path / "events") if isinstance(r.event, CheckpointSaved)]
-        assert saved[-1].iteration == 2, "the step that was under way is done and saved"
+        records = read_records(run.save_path / "events")
+        done = [r.event.iteration for r in records if isinstance(r.event, StepCommitted)]
+        saved = [r.event.iteration for r in records if isinstance(r.event, CheckpointSaved) and r.event.tier == "disk"]
+        assert done[-1] > 1, "the step that was under way is done"
+        assert saved[-1] == done[-1], "and saved"

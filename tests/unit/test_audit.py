@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastic.data.audit import account
+from elastic.data.audit import SavedState, account
 from elastic.events import Record, Restored, RunFinished, StepCommitted, decode, encode
 from tests.harness.histories import Life, change, small_order, small_plan, without, write_history
 
@@ -203,3 +203,24 @@ def test_many_problems_are_cut_short():
     found = account(records, order=small_order(seed=99))
     assert len(found.problems) == 21
     assert found.problems[-1] == "and 60 more problems"
+
+
+def saved(**changes):
+    return dataclasses.replace(SavedState(iteration=9, consumed_samples=100, run_digest=0), **changes)
+
+
+def test_the_last_checkpoint_must_hold_the_digest_of_its_steps(records):
+    last = next(record.event for record in reversed(records) if isinstance(record.event, StepCommitted))
+    end = Record(time_s=1.0, node="n", rank=0, generation=4, event=RunFinished(iteration=9, consumed_samples=100))
+    finished = [*records, end]
+    right = saved(run_digest=last.run_digest)
+    assert account(finished, order=small_order(), saved=right).exact
+    for wrong, words in (
+        (saved(run_digest=last.run_digest + 1), "the steps that led to it make"),
+        (saved(run_digest=last.run_digest, consumed_samples=99), "the steps that led to it make"),
+        (saved(run_digest=last.run_digest, iteration=12), "is saved, but no step of the lineage made it"),
+    ):
+        found = account(finished, order=small_order(), saved=wrong)
+        assert not found.exact
+        assert any(words in problem for problem in found.problems)
+        assert account(records, order=small_order(), saved=wrong).exact, "a run under way may be ahead of what is saved"

@@ -251,7 +251,16 @@ def test_look_verify_compare_prune_and_export_without_torch(bench, tmp_path):
 def test_the_documented_commands_are_accepted():
     page = (ROOT / "docs" / "checkpoints.md").read_text()
     lines = re.findall(r"^elastic (ckpt .*?)(?:  .*)?$", page, re.MULTILINE)
-    assert {line.split()[1] for line in lines} == {"ls", "show", "verify", "diff", "prune", "export", "import"}
+    assert {line.split()[1] for line in lines} == {
+        "ls",
+        "show",
+        "verify",
+        "diff",
+        "advise",
+        "prune",
+        "export",
+        "import",
+    }
     for line in lines:
         build_parser().parse_args(line.split())
 

@@ -274,3 +274,10 @@ def test_it_is_told_how_many_nodes_are_awaited_until_they_are_there(metrics):
     metrics.apply(record(events.NodesAwaited(here=2, needed=3, reason="r")))
     metrics.apply(record(events.JobEnded(outcome=events.Outcome.PREEMPTED, exit_code=75, reason="too few")))
     assert samples(metrics)["elastic_nodes_awaited",] == 0
+
+
+def test_repeated_requests_of_any_worker_count():
+    metrics = Metrics(clock=ManualClock())
+    for rank in (0, 1):
+        metrics.apply(record(events.StorageRetried(reason="503"), rank=rank))
+    assert samples(metrics)[("elastic_storage_retries_total",)] == 2

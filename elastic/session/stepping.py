@@ -1,0 +1,105 @@
+"""Stepping: from one step to the next. What is saved, copied, skipped or given up at each boundary, in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from elastic.checkpoint.manager import CheckpointManager
+from elastic.checkpoint.restored import Restored
+from elastic.config.model import OnNan, Settings
+from elastic.distributed.group import Collectives
+from elastic.distributed.strategy import Strategy
+from elastic.errors import CheckpointError, LossNotFinite, UsageError
+from elastic.events import Emit, Notice, RunFinished
+from elastic.session.course import Course
+from elastic.session.leaving import LeaveOnSignal
+from elastic.session.pacing import Pacer
+from elastic.session.step import Step
+
+
+class Stepping:
+    """One generation's way through a run. Every rank makes one and calls its methods alike."""
+
+    def __init__(
+        self, settings: Settings, *, course: Course, manager: CheckpointManager, pacer: Pacer,
+        tracked: Mapping[str, Any], strategies: Sequence[Strategy], group: Collectives, leaving: LeaveOnSignal,
+        emit: Emit, rank: int,
+    ) -> None:  # fmt: skip
+        self.open_step: Step | None = None
+        """The step that the user's loop is at."""
+        self._settings, self._course, self._manager, self._pacer = settings, course, manager, pacer
+        self._tracked, self._strategies, self._group = tracked, strategies, group
+        self._leaving, self._emit, self._rank = leaving, emit, rank
+
+    def begin(self, restored: Restored) -> None:
+        """Before the first step."""
+        if restored.own:
+            self._take_up()
+        self._pacer.begin(self._course.iteration)
+
+    def walk(self) -> Iterator[Step]:
+        """Yield step after step; what follows on a step is done when the next one is asked for. Raises as `steps`."""
+        course, manager, pacer = self._course, self._manager, self._pacer
+        scaled = any(isinstance(each, torch.amp.GradScaler) for each in self._tracked.values())
+        while not course.finished:
+            step = course.next_step(
+                self._group,
+                tuple(self._strategies),
+                self._leaving.wanted,
+                lambda: manager.ready,
+                due=lambda iteration, counted: manager.due(iteration, counted=counted),
+                scaled=scaled,
+            )
+            self.open_step = step
+            yield step
+            self.open_step = None
+            if not step.done:
+                raise UsageError("a step from run.steps() must be used as `with step:`; it was not entered or failed")
+            regroup = course.commit(step)
+            if step.skipped:
+                self._after_skip(step)
+            pacer.after_save(manager.advance(all_ready=step.totals is not None and step.totals.saves_ready))
+            last = regroup or course.finished
+            if last or manager.due(course.iteration, counted=course.counted):
+                saved = manager.save(self._tracked, course.save_meta(), wait=last)
+                if course.finished and self._settings.checkpoint.enable_save and not saved.saved:
+                    raise CheckpointError(f"the last step of the run could not be saved: {saved.reason}")
+                pacer.after_save(saved)
+            elif manager.snapshot_due(course.iteration):
+                manager.snapshot(self._tracked, course.save_meta())
+            if regroup and not course.finished:
+                raise self._leaving.ending(course.iteration)
+        self._emit(RunFinished(iteration=course.iteration, consumed_samples=course.consumed_samples))
+
+    def _after_skip(self, step: Step) -> None:
+        rolls_back = self._settings.training.on_nan is OnNan.ROLL_BACK
+        text = f"{step.skipped}: {'back to the last save' if rolls_back else 'its samples are passed over'}"
+        if self._rank == 0:
+            self._emit(Notice(text=text))
+        if not rolls_back:
+            return
+        self._manager.settle()
+        restored = self._manager.restore(self._tracked, recall=False)
+        if not restored.own:
+            raise LossNotFinite(f"{step.skipped}, and nothing was saved yet that one could roll back to")
+        self._course.roll_back(restored, skip_to=step.stop, reason=f"{step.skipped}: rolled back")
+        # At once, so that copies in memory of what was given up go on from nothing any more.
+        self._manager.save(self._tracked, self._course.save_meta())
+
+    def commit_last(self) -> None:
+        """A loop left with `break` has done its last step; it counts, and is saved, like any other."""
+        step = self.open_step
+        if step is not None and step.done:
+            self.open_step = None
+            self._course.commit(step)
+            self._manager.save(self._tracked, self._course.save_meta())
+
+    def _take_up(self) -> None:
+        """What a new generation begins with, so that the next fault finds no less than this one did."""
+        if self._manager.behind(self._course.iteration):
+            self._manager.save(self._tracked, self._course.save_meta())
+        else:
+            self._manager.snapshot(self._tracked, self._course.save_meta())

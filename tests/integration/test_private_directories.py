@@ -1,0 +1,125 @@
+"""Nodes that share no file system, under real torchrun: a lost disk is made good by the others, bit for bit."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from elastic.checkpoint.layout import COMMON, MANIFEST, TRACKER, iteration_dir
+from elastic.checkpoint.storage import PosixStorage
+from elastic.checkpoint.survey import survey
+from elastic.events import CheckpointSaved, Notice, StepCommitted, read_records
+from elastic.local.cluster import Cluster
+from elastic.local.etcd import EtcdServer
+from tests.harness.survival import cluster, exact_account, lineage_losses, restored_steps, run_alone
+
+pytestmark = pytest.mark.integration
+
+STEPS = 250
+
+
+class Apart:
+    """A cluster whose nodes save into directories of their own; only the events lie together, for the test to read."""
+
+    def __init__(self, directory: Path, run: Cluster) -> None:
+        self._directory, self.run = directory, run
+
+    def root(self, name: str) -> Path:
+        return self._directory / f"disk-{name}"
+
+    def start(self, *names: str) -> None:
+        for name in names:
+            self.root(name).mkdir(exist_ok=True)
+            events = self.root(name) / "events"
+            if not events.is_symlink():
+                events.symlink_to(self.run.save_path / "events")
+            self.run.start(name, ELASTIC__CHECKPOINT__SAVE_PATH=str(self.root(name)))
+
+    def lose_disk(self, name: str) -> None:
+        (self.root(name) / "events").unlink()
+        shutil.rmtree(self.root(name))
+
+    def wait_saved(self, iteration: int, *, since: int = 0) -> None:
+        self.run.wait(
+            lambda r: isinstance(r.event, CheckpointSaved) and r.event.iteration >= iteration,
+            what=f"a save of {iteration}",
+            limit_s=60,
+            since=since,
+        )
+
+    def assert_all_hold(self, iteration: int, *names: str) -> None:
+        """Every node has this iteration whole, and all have the same."""
+        manifests = set()
+        for name in names:
+            seen = survey(str(self.root(name)), storage=PosixStorage())
+            (found,) = [each for each in seen.in_place if each.iteration == iteration]
+            assert found.problem is None
+            directory = self.root(name) / iteration_dir(iteration)
+            manifests.add(((directory / MANIFEST).read_bytes(), (directory / COMMON).read_bytes()))
+            assert (self.root(name) / TRACKER).read_text() == str(iteration)
+        assert len(manifests) == 1
+
+
+@pytest.fixture
+def apart(tmp_path: Path, etcd: EtcdServer):
+    with cluster(tmp_path, etcd.endpoint, steps=STEPS, options=(f"--rdzv-id={tmp_path.name}",)) as run:
+        yield Apart(tmp_path, run)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
+    return lineage_losses(run_alone(tmp_path_factory.mktemp("alone"), steps=STEPS))
+
+
+def assert_same_losses(run: Cluster, undisturbed: dict[int, float]) -> None:
+    records = read_records(run.save_path / "events")
+    losses = lineage_losses(records)
+    first = max(restored_steps(records).values()) + 1
+    for step in range(first, min(first + 50, STEPS)):
+        assert losses[step] == pytest.approx(undisturbed[step], rel=1e-5), f"step {step}"
+
+
+@pytest.mark.exhaustive
+def test_a_replacement_with_an_empty_disk_gets_the_state_from_the_others(apart: Apart, undisturbed) -> None:
+    run = apart.run
+    apart.start("a", "b", "c")
+    run.wait_step(60, world_size=3)
+    apart.wait_saved(50)
+    at = run.now()
+    run.nodes["c"].kill()
+    run.wait_step(70, world_size=2, since=at)
+    apart.lose_disk("c")
+    at = run.now()
+    apart.start("c")
+    brought = run.wait(
+        lambda r: isinstance(r.event, Notice) and "files travel" in r.event.text, what="files", limit_s=60, since=at
+    )
+    assert "[2]" in brought.event.text  # type: ignore[attr-defined]
+    run.wait_step(80, world_size=3, since=at)
+    assert [run.wait_exit(name) for name in ("a", "b", "c")] == [0, 0, 0]
+    assert exact_account(run).steps == STEPS
+    apart.assert_all_hold(STEPS, "a", "b", "c")
+    assert_same_losses(run, undisturbed)
+
+
+def test_all_nodes_die_and_one_disk_is_lost(apart: Apart) -> None:
+    run = apart.run
+    apart.start("a", "b", "c")
+    formed = run.wait_world(3)
+    apart.wait_saved(50)
+    at = run.now()
+    run.wait_step(60, world_size=3, since=at)
+    for name in ("a", "b", "c"):
+        run.nodes[name].kill()
+    first = formed.event.nodes[0]  # type: ignore[attr-defined]
+    apart.lose_disk(first)
+    committed = max(r.event.iteration for r in run.follower.records if isinstance(r.event, CheckpointSaved))
+    at = run.now()
+    apart.start("a", "b", "c")
+    again = run.wait(lambda r: isinstance(r.event, StepCommitted), what="a step", limit_s=90, since=at)
+    assert again.event.iteration > committed  # type: ignore[attr-defined]
+    assert [run.wait_exit(name) for name in ("a", "b", "c")] == [0, 0, 0]
+    assert exact_account(run).steps == STEPS
+    apart.assert_all_hold(STEPS, "a", "b", "c")

@@ -1,0 +1,42 @@
+"""The Prometheus rules: they speak of metrics that exist, and promtool, where it is installed, finds them right."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from elastic.metrics.definitions import DEFINITIONS, Kind
+
+RULES = Path(__file__).parents[2] / "deploy" / "prometheus"
+_PARTS = {Kind.COUNTER: ("",), Kind.GAUGE: ("",), Kind.HISTOGRAM: ("_bucket", "_sum", "_count")}
+
+
+def test_rules_speak_of_metrics_that_exist():
+    exported = {each.name + part for each in DEFINITIONS for part in _PARTS[each.kind]}
+    groups = yaml.safe_load((RULES / "rules.yaml").read_text())["groups"]
+    asked = {name for group in groups for rule in group["rules"] for name in re.findall(r"\belastic_\w+", rule["expr"])}
+    recorded = {rule["record"].partition(":")[2] for group in groups for rule in group["rules"] if "record" in rule}
+    assert asked - exported - recorded == set()
+    assert "elastic_checkpoint_failures_total" in asked
+
+
+def test_every_alert_has_a_severity_and_a_summary_and_pages_say_what_to_do():
+    groups = yaml.safe_load((RULES / "rules.yaml").read_text())["groups"]
+    alerts = [rule for group in groups for rule in group["rules"] if "alert" in rule]
+    for alert in alerts:
+        assert alert["labels"]["severity"] in ("page", "ticket")
+        assert alert["annotations"]["summary"]
+        assert alert["labels"]["severity"] != "page" or alert["annotations"]["action"]
+
+
+@pytest.mark.parametrize("command", [("check", "rules", "rules.yaml"), ("test", "rules", "rules.test.yaml")])
+def test_promtool_agrees(command):
+    if shutil.which("promtool") is None:
+        pytest.skip("promtool is not installed (Debian: the package prometheus)")
+    done = subprocess.run(["promtool", *command], cwd=RULES, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
