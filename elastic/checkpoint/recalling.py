@@ -184,7 +184,7 @@ def captured_from(manifest: Manifest, images: dict[str, memoryview]) -> Captured
 
 
 def _copied(image: memoryview) -> memoryview:
-    """All of it at once, and into large pages: tensor by tensor it would take three times as long."""
+    """All of it at once: tensor by tensor it takes longer."""
     copy = memoryview(large_memory(len(image)))[: len(image)]
     copy[:] = image
     return copy

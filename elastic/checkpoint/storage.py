@@ -5,7 +5,6 @@ Paths are str, so that a URI stays what it is.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import fcntl
@@ -247,14 +246,14 @@ def _write_direct(fd: int, view: memoryview) -> memoryview:
 
 
 def large_memory(size_bytes: int) -> mmap.mmap:
-    """Memory for a file, in large pages where there are any. Raises MemoryError."""
+    """Memory for a file, taken page by page as it is filled: nothing is zeroed twice. Raises MemoryError.
+
+    Huge pages were tried: four times as fast where memory lies in one piece, several times as slow where it does not.
+    """
     try:
-        memory = mmap.mmap(-1, max(1, size_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return mmap.mmap(-1, max(1, size_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise MemoryError(f"{size_bytes} bytes are not to be had: {error}") from error
-    with contextlib.suppress(OSError, AttributeError):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return memory
 
 
 def _beside(path: str) -> str:
