@@ -72,13 +72,16 @@ def overhead(case: Case, *, size: str, blocks: int, steps: int) -> list[Row]:
     """Exact against plain, and plain against DDP: medians of the ratios of neighbouring blocks."""
     command = [sys.executable, "-m", "tests.bench.exact_rank", f"--size={size}", f"--slots={case.slots}"]
     out = run_ranks([*command, f"--blocks={blocks}", f"--steps={steps}"], size=case.world_size)[0]
-    seconds: dict[str, list[float]] = json.loads(out.splitlines()[-1])
-    assert all(len(found) == blocks for found in seconds.values())
+    found: dict[str, list[tuple[float, float]]] = json.loads(out.splitlines()[-1])
+    assert all(len(each) == blocks for each in found.values())
+    seconds, cpu = ({name: [one[at] for one in each] for name, each in found.items()} for at in (0, 1))
     shape = f"W={case.world_size}, {case.slots} slots"
-    print(shape, {name: f"{median(found) / steps * 1000:.1f} ms a step" for name, found in seconds.items()}, flush=True)
+    print(shape, {name: f"{median(each) / steps * 1000:.1f} ms a step" for name, each in seconds.items()}, flush=True)
     return [
         _ratio(f"{shape}: exact / plain", seconds["exact"], seconds["plain"], most=case.most),
+        _ratio(f"{shape}: exact / plain, CPU of all workers", cpu["exact"], cpu["plain"], most=None),
         _ratio(f"{shape}: plain / DDP", seconds["plain"], seconds["ddp"], most=None if case.most is None else 1.02),
+        _ratio(f"{shape}: plain / DDP, CPU of all workers", cpu["plain"], cpu["ddp"], most=None),
     ]
 
 
