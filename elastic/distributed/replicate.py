@@ -116,7 +116,9 @@ class Replica:
     def grad_norm(self) -> float:
         """Length of all gradients together."""
         assert self._gradients is not None  # there are sums to measure
-        return math.hypot(*(float(torch.linalg.vector_norm(each)) for each in self._gradients.flats))
+        pairs = zip(self._buckets, self._gradients.flats, strict=True)
+        # Without the end, whose length depends on the world size: the order of additions must not.
+        return math.hypot(*(float(torch.linalg.vector_norm(flat[: bucket.elements])) for bucket, flat in pairs))
 
     def _attach(self) -> None:
         assert self._gradients is not None

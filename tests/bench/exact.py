@@ -72,14 +72,19 @@ def overhead(case: Case, *, size: str, blocks: int, steps: int) -> list[Row]:
     """Exact against plain, and plain against DDP: medians of the ratios of neighbouring blocks."""
     command = [sys.executable, "-m", "tests.bench.exact_rank", f"--size={size}", f"--slots={case.slots}"]
     out = run_ranks([*command, f"--blocks={blocks}", f"--steps={steps}"], size=case.world_size)[0]
-    seconds: dict[str, list[float]] = json.loads(out.splitlines()[-1])
-    assert all(len(found) == blocks for found in seconds.values())
+    found: dict[str, list[tuple[float, float]]] = json.loads(out.splitlines()[-1])
+    assert all(len(each) == blocks for each in found.values())
+    seconds, cpu = ({name: [one[at] for one in each] for name, each in found.items()} for at in (0, 1))
     shape = f"W={case.world_size}, {case.slots} slots"
-    print(shape, {name: f"{median(found) / steps * 1000:.1f} ms a step" for name, found in seconds.items()}, flush=True)
-    return [
+    print(shape, {name: f"{median(each) / steps * 1000:.1f} ms a step" for name, each in seconds.items()}, flush=True)
+    rows = [
         _ratio(f"{shape}: exact / plain", seconds["exact"], seconds["plain"], most=case.most),
+        _ratio(f"{shape}: exact / plain, CPU of all workers", cpu["exact"], cpu["plain"], most=None),
         _ratio(f"{shape}: plain / DDP", seconds["plain"], seconds["ddp"], most=None if case.most is None else 1.02),
+        _ratio(f"{shape}: plain / DDP, CPU of all workers", cpu["plain"], cpu["ddp"], most=None),
     ]
+    print(*(f"  {row.case}  {row.ours:.3f}" for row in rows), sep="\n", flush=True)
+    return rows
 
 
 def _ratio(case: str, ours: list[float], peer: list[float], *, most: float | None) -> Row:
@@ -101,13 +106,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--blocks", type=int, default=12)
     parser.add_argument("--steps", type=int, default=1, help="steps of a block")
+    parser.add_argument("--cases", type=int, nargs="*", help="only these of the ratios, by number from 0")
     parser.add_argument("--quick", action="store_true", help="a tiny model and few steps")
     args = parser.parse_args()
     print(told(sharings(7, world_sizes=range(1, 6)), slots=7, exact=True))
     print("hashes after training: " + ", ".join(NAMES[: len(VARIANTS)]))
     with tempfile.TemporaryDirectory(prefix="elastic-bench-") as name:
         rows = hashes(range(1, 3) if args.quick else range(1, 6), Path(name))
-    for case in QUICK if args.quick else CASES:
+    chosen = CASES if args.cases is None else [CASES[number] for number in args.cases]
+    for case in QUICK if args.quick else chosen:
         blocks, steps = (2, 1) if args.quick else (args.blocks, args.steps)
         rows += overhead(case, size="tiny" if args.quick else "full", blocks=blocks, steps=steps)
     show("exact", rows)

@@ -1,6 +1,7 @@
 """One rank of the exact benchmark: DDP, our plain sum and our exact sum train the same model in turns.
 
-Its last line of output is JSON: the seconds of each block of steps, by contender, the slowest rank's.
+Its last line of output is JSON: of each block of steps, by contender, the slowest rank's seconds and the CPU seconds of
+all ranks.
 """
 
 from __future__ import annotations
@@ -68,15 +69,17 @@ def make(contender: str, group: Collectives, *, size: str, slots: int) -> Callab
     return own_step
 
 
-def block_s(step: Callable[[], None], *, steps: int) -> float:
-    """Seconds of some steps, the slowest rank's."""
+def block(step: Callable[[], None], *, steps: int) -> tuple[float, float]:
+    """Seconds of some steps, the slowest rank's, and CPU seconds, of all ranks together."""
     dist.barrier()
-    began = time.perf_counter()
+    began, began_cpu = time.perf_counter(), time.process_time()
     for _ in range(steps):
         step()
-    took = torch.tensor([time.perf_counter() - began])
+    took = torch.tensor([time.perf_counter() - began], dtype=torch.float64)
+    cpu = torch.tensor([time.process_time() - began_cpu], dtype=torch.float64)
     dist.all_reduce(took, op=dist.ReduceOp.MAX)
-    return float(took)
+    dist.all_reduce(cpu)
+    return float(took), float(cpu)
 
 
 def main() -> None:
@@ -92,12 +95,11 @@ def main() -> None:
     group = join(world)
     steps = {name: make(name, group, size=args.size, slots=args.slots) for name in CONTENDERS}
     for step in steps.values():
-        block_s(step, steps=2)
-    found: dict[str, list[float]] = {name: [] for name in CONTENDERS}
-    for block in range(args.blocks):
-        for turn in range(len(CONTENDERS)):
-            name = CONTENDERS[(block + turn) % len(CONTENDERS)]
-            found[name].append(block_s(steps[name], steps=args.steps))
+        block(step, steps=2)
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in CONTENDERS}
+    for turn in range(args.blocks):
+        for name in CONTENDERS[turn % 3 :] + CONTENDERS[: turn % 3]:
+            found[name].append(block(steps[name], steps=args.steps))
     if world.rank == 0:
         print(json.dumps(found), flush=True)
     dist.barrier()

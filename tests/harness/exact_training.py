@@ -55,8 +55,9 @@ def train_exact(
                     weights = 0.3 + targets[:, 0] / TINY.vocabulary
                     step.backward(((loss * weights).sum(), weights.sum()))
             factor = warmup_cosine(step.stop, warmup_samples=30, total_samples=120)
+            step.clip_grad_norm_(0.5)
             for net, optimizer in zip(nets, optimizers, strict=True):
-                nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+                nn.utils.clip_grad_norm_(net.parameters(), 0.4)
                 for part in optimizer.param_groups:
                     part["lr"] = 3e-3 * factor
                 optimizer.step()
