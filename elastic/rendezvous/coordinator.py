@@ -279,9 +279,6 @@ class Coordinator:
             self._watch.wait(self._settled, timeout_s=0.0 if patience.is_due(now_s) else _POLL_S)
             if (world := self._seated()) is not None:
                 return world
-            ended = self._registration.member.ended_generation
-            if missed := missed_generation(self._watch.world, agent=self.identity.agent, ended=ended):
-                self._registration.publish(ended_generation=missed)
             now_s = self._clock.monotonic_s()
             if interrupted():
                 raise Preempted("asked to leave while waiting for a generation")
@@ -305,7 +302,9 @@ class Coordinator:
         return seated or self._watch.looks_apart or self._closed() is not None
 
     def _seated(self) -> World | None:
-        """The world that this agent waits for, if it is there. Raises JobClosed, Fenced."""
+        """The world that this agent waits for, if it is there. What it was given and never saw, it ends: others wait.
+
+        Raises JobClosed, Fenced."""
         self.check()
         self._watch.check()
         with contextlib.suppress(StoreUnavailable):
@@ -313,7 +312,12 @@ class Coordinator:
         if (closed := self._closed()) is not None:
             raise closed
         world = self._watch.world
-        return world if self._seat_of(world) is not None else None
+        if self._seat_of(world) is not None:
+            return world
+        ended = self._registration.member.ended_generation
+        if missed := missed_generation(world, agent=self.identity.agent, ended=ended):
+            self._registration.publish(ended_generation=missed)
+        return None
 
     def _seat_of(self, world: World | None) -> Seat | None:
         if world is None or world.phase is not Phase.FORMED or world.generation <= self._generation:

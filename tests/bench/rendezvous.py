@@ -56,7 +56,7 @@ class Process:
     def __init__(self, module: str, order: dict[str, Any]) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", module, json.dumps(order)],
-            cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
 
     def say(self, do: str, **order: Any) -> None:

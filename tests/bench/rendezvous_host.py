@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import queue
 import sys
 import threading
 import time
+import traceback
 import uuid
 from collections import Counter
 from collections.abc import Callable
@@ -29,6 +31,19 @@ from tests.bench.rendezvous_count import Traffic, counting_store
 
 PEER_LOST = FailureReport(cause=Cause.PEER_LOST, rank=0, step=1, signature="", committed_steps=1)
 THREADS = 16
+LOOK_AGAIN_S = 1.0
+
+
+class _Fatal:
+    """What fails in here ends the process: an agent that is missing would be waited for in vain."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            traceback.print_exception(error)
+            os._exit(1)
 
 
 class Pool:
@@ -44,7 +59,9 @@ class Pool:
 
     def _run(self) -> None:
         while True:
-            self._queue.get()()
+            task = self._queue.get()
+            with _Fatal():
+                task()
 
 
 class Agent:
@@ -70,6 +87,12 @@ class Agent:
         self.alive = False
         self.coordinator.stop(revoke=False)
         return self.coordinator.lease
+
+    def look_again(self) -> None:
+        """What the loop of a waiting agent does now and then: a read that failed is tried again."""
+        world = self.coordinator.world()
+        if self.alive and world is not None and world.generation > self.generation:
+            self._changed()
 
     def _changed(self) -> None:
         if not self._queued:
@@ -132,9 +155,12 @@ class Host:
         def all_here() -> bool:
             return any(count >= self._alive for generation, count in self._entered.items() if generation > after)
 
+        until_s = time.monotonic() + limit_s
         with self._news:
             self._alive = sum(agent.alive for agent in self.agents)
-            done = self._news.wait_for(all_here, timeout=limit_s)
+            while not (done := self._news.wait_for(all_here, timeout=LOOK_AGAIN_S)) and time.monotonic() < until_s:
+                for agent in self.agents:
+                    agent.look_again()
             return {
                 "formed": done,
                 "at_s": self._arrived_s,
