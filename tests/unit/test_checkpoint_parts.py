@@ -19,8 +19,9 @@ from elastic.checkpoint.layout import METADATA
 from elastic.checkpoint.storage import PosixStorage
 from elastic.errors import CheckpointError
 from tests.harness.apart import Apart
-from tests.harness.checkpoints import Bench, meta
+from tests.harness.checkpoints import Bench, make_run, meta
 from tests.harness.dealt import deal, part
+from tests.harness.golden import GOLDEN, known_run
 from tests.harness.ranks import run_ranks, run_tensor_ranks
 from tests.harness.strict_reader import read_root
 
@@ -317,3 +318,23 @@ def test_nodes_with_directories_of_their_own(tmp_path):
     assert restored == [2, 2]
     for rank, other in enumerate(others):
         check(other, expected, rank, 2, 0)
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_every_version_of_the_format_is_read_in_parts(tmp_path, version):
+    expected, path = known_run(8), GOLDEN / f"format-{version}" / "iteration_00000008"
+    others = [make_run(seed=3).step() for _ in range(3)]
+    for rank, other in enumerate(others):
+        deal(other.tracked, rank=rank, ranks=3)
+    restored = restore(Bench(tmp_path / "root"), [each.tracked for each in others], load_path=str(path))
+    assert {each.iteration for each in restored} == {8}
+    for rank, other in enumerate(others):
+        found = dict(other.tracked["model"].named_parameters())
+        for name, whole_one in expected.tracked["model"].named_parameters():
+            assert torch.equal(found[name].to_local(), part(whole_one, rank, 3)), name
+            state, other_state = (
+                expected.tracked["optimizer"].state[whole_one],
+                other.tracked["optimizer"].state[found[name]],
+            )
+            assert torch.equal(other_state["exp_avg_sq"], part(state["exp_avg_sq"], rank, 3)), name
+            assert torch.equal(other_state["step"], state["step"]), name
