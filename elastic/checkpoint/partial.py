@@ -35,6 +35,7 @@ class VerifiedFile:
         self._facts = facts
         self._storage = storage
         self._all: bytes | None = None
+        self._size_bytes: int | None = None  # asked once: on a store behind a network each asking is a request
 
     def read(self, begin: int, end: int) -> bytes:
         """The bytes from `begin` up to `end`.
@@ -80,11 +81,11 @@ class VerifiedFile:
     def _bytes(self, begin: int, end: int) -> bytes:
         try:
             data = self._storage.read_part(self._path, begin, end)
-            found = self._storage.size_bytes(self._path)
+            self._size_bytes = self._size_bytes or self._storage.size_bytes(self._path)
         except (OSError, MemoryError) as error:
             raise CheckpointDamaged(f"{self._name} cannot be read: {error}") from error
-        if found != self._facts.size_bytes or len(data) != end - begin:
-            raise CheckpointDamaged(f"{self._name} has {found} bytes, expected {self._facts.size_bytes}")
+        if self._size_bytes != self._facts.size_bytes or len(data) != end - begin:
+            raise CheckpointDamaged(f"{self._name} has {self._size_bytes} bytes, expected {self._facts.size_bytes}")
         return data
 
     def _whole(self) -> bytes:

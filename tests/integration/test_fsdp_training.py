@@ -46,7 +46,7 @@ def test_the_default_job_on_two_nodes(tmp_path: Path, etcd: EtcdServer) -> None:
 @pytest.mark.exhaustive
 def test_three_two_three_one(tmp_path: Path, etcd: EtcdServer) -> None:
     """A lost node, a new one, two lost: restored from parts at another world size each time; at one, from replicas."""
-    steps = 500
+    steps = 350
     expected = lineage_losses(run_alone(tmp_path / "alone", steps=steps))
     with cluster(tmp_path, etcd.endpoint, steps=steps, **FSDP2) as run:
         for name in ("a", "b", "c"):

@@ -50,10 +50,11 @@ def test_any_world_restores_what_any_other_saved(plan, tmp_path):
         for rank in range(ranks)
     ]
     try:
-        told = results(processes)
+        told = results(processes, limit_s=60 + 10 * len(plan))
     finally:
         for process in processes:
             process.kill()
+            process.communicate()
     stages = [each for of_rank in told for each in of_rank]
     assert len(stages) == sum(size for size, _ in plan)
     expected = told[0][0]["digests"]

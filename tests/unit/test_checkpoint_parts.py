@@ -18,9 +18,11 @@ from elastic.checkpoint.inspection import show, verify
 from elastic.checkpoint.layout import METADATA
 from elastic.checkpoint.storage import PosixStorage
 from elastic.errors import CheckpointError
-from tests.harness.checkpoints import Bench, meta
+from tests.harness.apart import Apart
+from tests.harness.checkpoints import Bench, make_run, meta
 from tests.harness.dealt import deal, part
-from tests.harness.ranks import run_ranks
+from tests.harness.golden import GOLDEN, known_run
+from tests.harness.ranks import run_ranks, run_tensor_ranks
 from tests.harness.strict_reader import read_root
 
 
@@ -296,3 +298,43 @@ def test_commands_show_compare_and_export_whole_tensors(tmp_path):
         for path in (tmp_path / f"out{number}").glob("*.safetensors"):
             for name, tensor in load_file(path).items():
                 assert torch.equal(tensor, expected["model"].state_dict()[name]), name
+
+
+def test_nodes_with_directories_of_their_own(tmp_path):
+    """Three nodes save, one is lost with its disk, an empty one comes instead of another."""
+    apart, expected = Apart(tmp_path), make(0, steps=2)
+    parts, others = dealt(3, seed=0, steps=2), dealt(2, seed=9)
+
+    def first(group):
+        manager = apart.manager(group, [0, 1, 2], generation=1)
+        manager.restore(parts[group.rank])
+        return manager.save(parts[group.rank], meta(2))
+
+    assert all(each.saved for each in run_tensor_ranks(3, first))
+    apart.lose(1)
+    restored = run_tensor_ranks(
+        2, lambda group: apart.manager(group, [0, 3], generation=2).restore(others[group.rank]).iteration
+    )
+    assert restored == [2, 2]
+    for rank, other in enumerate(others):
+        check(other, expected, rank, 2, 0)
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_every_version_of_the_format_is_read_in_parts(tmp_path, version):
+    expected, path = known_run(8), GOLDEN / f"format-{version}" / "iteration_00000008"
+    others = [make_run(seed=3).step() for _ in range(3)]
+    for rank, other in enumerate(others):
+        deal(other.tracked, rank=rank, ranks=3)
+    restored = restore(Bench(tmp_path / "root"), [each.tracked for each in others], load_path=str(path))
+    assert {each.iteration for each in restored} == {8}
+    for rank, other in enumerate(others):
+        found = dict(other.tracked["model"].named_parameters())
+        for name, whole_one in expected.tracked["model"].named_parameters():
+            assert torch.equal(found[name].to_local(), part(whole_one, rank, 3)), name
+            state, other_state = (
+                expected.tracked["optimizer"].state[whole_one],
+                other.tracked["optimizer"].state[found[name]],
+            )
+            assert torch.equal(other_state["exp_avg_sq"], part(state["exp_avg_sq"], rank, 3)), name
+            assert torch.equal(other_state["step"], state["step"]), name
