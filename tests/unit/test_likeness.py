@@ -1,22 +1,26 @@
 """Workers that would compute other bits are found, named and sent away; who was there before stays."""
 
 import dataclasses
+import sys
 
 import pytest
 import torch
 from torch import nn
 
+import elastic
 from elastic.config.model import TrainingSettings
 from elastic.distributed.group import Alone
 from elastic.distributed.likeness import check_alike, measure
 from elastic.distributed.replicate import Replica
 from elastic.errors import NumericsDiffer, PeerLost, UsageError
+from elastic.history import newest_manifest
 from elastic.launch.exits import WorkerExit, judge
 from elastic.link import Failure
 from elastic.plan.likeness import Likeness, Refusal, recorded_in, refuse
 from elastic.plan.tree import Spread
 from elastic.session.ending import describe
 from tests.harness.ranks import run_ranks
+from tests.harness.training import dataset, model, per_sample
 
 OURS = Likeness(
     torch="2.13.0", build="b", instructions="AVX512 (x)", device="cpu", threads=1, precision="highest",
@@ -103,6 +107,23 @@ def test_what_is_measured_tells(tmp_path):
         assert measure(TrainingSettings(), device="cpu", environ={}).threads == threads + 1
     finally:
         torch.set_num_threads(threads)
+
+
+def test_a_run_remembers_how_it_was_computed(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["own_loop.py"])
+    options = {"global_batch_size": 10, "micro_batch_size": 4, "save_path": str(tmp_path), "numerics": "exact"}
+    for steps in (2, 3):
+        with elastic.Session(environ={}, steps=steps, **options) as run:
+            net = run.parallelize(model())
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+            run.track(model=net, optimizer=optimizer)
+            for step in run.steps(dataset()):
+                with step:
+                    for batch in step.micro_batches():
+                        step.backward(per_sample(net, batch))
+                    optimizer.step()
+        saved = newest_manifest(tmp_path).settings
+        assert recorded_in(saved) == measure(run.settings.training, device="cpu", environ={})
 
 
 class TestBuffers:
