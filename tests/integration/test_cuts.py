@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from elastic.events import CheckpointFailed, Fencing, Notice, RoundOpened, StepCommitted, WorldFormed, read_records
+from elastic.events import (
+    CheckpointFailed,
+    Fencing,
+    NodesAwaited,
+    RoundOpened,
+    StepCommitted,
+    WorldFormed,
+    read_records,
+)
 from elastic.local.cluster import Cluster
 from tests.harness.netns import Net, etcd_in, require_netns
 from tests.harness.survival import cluster, exact_account
@@ -106,15 +114,15 @@ def test_a_cut_that_leaves_too_few_holds_the_job_until_it_heals(tmp_path: Path, 
         net.cut("a", "c")
         assert net.dropped("a", "c")
         waits = run.wait(
-            lambda r: isinstance(r.event, Notice) and "of at least 3 that reach each other" in r.event.text,
+            lambda r: isinstance(r.event, NodesAwaited) and "of at least 3 that reach each other" in r.event.reason,
             what="a round that cannot be closed",
             limit_s=20,
             since=before,
         )
         net.heal()
         after = run.now()
-        step = run.wait_step(1, world_size=3, limit_s=30, since=after)
-        assert step.generation > waits.generation
+        assert run.wait_world(3, limit_s=30, since=after).generation > waits.generation
+        run.wait_step(1, world_size=3, since=after)
 
 
 @pytest.mark.exhaustive
