@@ -17,8 +17,10 @@ from tests.harness.training import dataset, model, per_sample
 
 @pytest.fixture
 def leaving():
+    hangup = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, and what is ignored stays so
     with LeaveOnSignal() as leaving:
         yield leaving
+    signal.signal(signal.SIGHUP, hangup)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
