@@ -61,6 +61,7 @@ def survives_a_loss(run: Cluster, prefixes: dict[str, tuple[str, ...]]) -> None:
     assert exact_account(run).steps == 400
 
 
+@pytest.mark.exhaustive
 def test_over_ipv6_loopback_on_hosts_without_a_name(tmp_path: Path, etcd_v6: EtcdServer) -> None:
     require_nameless()
     assert_nameless(nameless("a"))

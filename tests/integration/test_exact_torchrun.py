@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from elastic.events import CheckpointSaved, StepCommitted, WorkerLost, read_records
+from elastic.events import StepCommitted, WorkerLost, read_records
 from elastic.local.cluster import Cluster
 from elastic.local.etcd import EtcdServer
-from tests.harness.survival import cluster, exact_account, restored_steps, run_alone
+from tests.harness.survival import cluster, durable, exact_account, restored_steps, run_alone
 
 pytestmark = [pytest.mark.integration, pytest.mark.exhaustive]
 
@@ -123,7 +123,7 @@ def test_a_node_that_computes_other_bits_is_sent_away(tmp_path: Path, etcd: Etcd
     with cluster(tmp_path, etcd.endpoint, steps=3000, **EXACT) as run:
         for name in ("b", "c"):
             run.start(name)
-        run.wait(lambda r: isinstance(r.event, CheckpointSaved), what="a save", limit_s=60)
+        run.wait(durable, what="a save", limit_s=60)
         run.start("a", ATEN_CPU_CAPABILITY="default")
         assert run.wait_exit("a", limit_s=90) == 64
         log = run.nodes["a"].log.read_text()

@@ -10,10 +10,10 @@ import pytest
 from elastic.checkpoint.layout import COMMON, MANIFEST, TRACKER, iteration_dir
 from elastic.checkpoint.storage import PosixStorage
 from elastic.checkpoint.survey import survey
-from elastic.events import CheckpointSaved, Notice, StepCommitted, read_records
+from elastic.events import Notice, StepCommitted, read_records
 from elastic.local.cluster import Cluster
 from elastic.local.etcd import EtcdServer
-from tests.harness.survival import cluster, exact_account, lineage_losses, restored_steps, run_alone
+from tests.harness.survival import cluster, durable, exact_account, lineage_losses, restored_steps, run_alone
 
 pytestmark = pytest.mark.integration
 
@@ -43,7 +43,7 @@ class Apart:
 
     def wait_saved(self, iteration: int, *, since: int = 0) -> None:
         self.run.wait(
-            lambda r: isinstance(r.event, CheckpointSaved) and r.event.iteration >= iteration,
+            lambda r: durable(r) and r.event.iteration >= iteration,  # type: ignore[attr-defined]
             what=f"a save of {iteration}",
             limit_s=60,
             since=since,
@@ -104,6 +104,7 @@ def test_a_replacement_with_an_empty_disk_gets_the_state_from_the_others(apart: 
     assert_same_losses(run, undisturbed)
 
 
+@pytest.mark.exhaustive
 def test_all_nodes_die_and_one_disk_is_lost(apart: Apart) -> None:
     run = apart.run
     apart.start("a", "b", "c")
@@ -115,7 +116,7 @@ def test_all_nodes_die_and_one_disk_is_lost(apart: Apart) -> None:
         run.nodes[name].kill()
     first = formed.event.nodes[0]  # type: ignore[attr-defined]
     apart.lose_disk(first)
-    committed = max(r.event.iteration for r in run.follower.records if isinstance(r.event, CheckpointSaved))
+    committed = max(r.event.iteration for r in run.follower.records if durable(r))  # type: ignore[attr-defined]
     at = run.now()
     apart.start("a", "b", "c")
     again = run.wait(lambda r: isinstance(r.event, StepCommitted), what="a step", limit_s=90, since=at)

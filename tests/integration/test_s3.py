@@ -18,12 +18,12 @@ from elastic.checkpoint.seams import AloneGroup
 from elastic.cli import main
 from elastic.clock import ManualClock
 from elastic.errors import CheckpointError
-from elastic.events import CheckpointSaved, Restored
+from elastic.events import Restored
 from elastic.local.etcd import EtcdServer
 from elastic.local.node import ROOT
 from tests.harness.checkpoints import Bench, CheckpointSettings, make_run, meta, same
 from tests.harness.s3 import BUCKET, SECRET, S3Server, Trouble
-from tests.harness.survival import cluster, exact_account
+from tests.harness.survival import cluster, durable, exact_account
 
 pytestmark = pytest.mark.integration
 
@@ -193,7 +193,7 @@ def test_a_run_under_torchrun_saves_there_and_comes_back(tmp_path: Path, etcd: E
             at = run.now()
             run.wait_step(70, world_size=1, since=at)
             run.nodes["a"].kill()
-            saved = [r.event.iteration for r in run.follower.records if isinstance(r.event, CheckpointSaved)]
+            saved = [r.event.iteration for r in run.follower.records if durable(r)]  # type: ignore[attr-defined]
             at = run.now()
             for name in ("a", "b"):
                 run.start(name)

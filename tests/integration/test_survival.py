@@ -87,7 +87,7 @@ def test_worker_kill(tmp_path: Path, etcd: EtcdServer, undisturbed: dict[int, fl
         assert_same_losses(lineage_losses(records), undisturbed, first=max(restored_steps(records).values()) + 1)
 
 
-@pytest.mark.parametrize("victim_rank", [0, 2])
+@pytest.mark.parametrize("victim_rank", [0, pytest.param(2, marks=pytest.mark.exhaustive)])
 def test_node_kill(tmp_path: Path, etcd: EtcdServer, undisturbed: dict[int, float], victim_rank: int) -> None:
     with cluster(tmp_path, etcd.endpoint, steps=STEPS) as run:
         for name in ("a", "b", "c"):
@@ -138,6 +138,7 @@ def test_three_two_three_one(tmp_path: Path, etcd: EtcdServer) -> None:
         assert "down" in rescales[2:]
 
 
+@pytest.mark.exhaustive
 def test_two_nodes_of_two_workers(tmp_path: Path, etcd: EtcdServer) -> None:
     with cluster(tmp_path, etcd.endpoint, steps=400, options=("--nproc-per-node=2",)) as run:
         for name in ("a", "b"):
