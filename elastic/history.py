@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from elastic.checkpoint.layout import MANIFEST, MAX_JSON_BYTES
+from elastic.checkpoint.locating import local_dir, storage_for
 from elastic.checkpoint.manifest import Manifest
-from elastic.checkpoint.storage import PosixStorage
 from elastic.checkpoint.survey import read_small, survey
 from elastic.config.load import from_plain
 from elastic.config.model import Settings
@@ -23,7 +24,7 @@ from elastic.plan.order import ORDER_VERSION, Order, OrderKind
 from elastic.session.source import order_of
 
 
-def newest_manifest(save_path: Path) -> Manifest:
+def newest_manifest(save_path: str | Path) -> Manifest:
     """The manifest of the newest whole iteration.
 
     Raises:
@@ -32,21 +33,22 @@ def newest_manifest(save_path: Path) -> Manifest:
     return manifest_of(save_path, iteration=None)
 
 
-def manifest_of(save_path: Path, *, iteration: int | None) -> Manifest:
+def manifest_of(save_path: str | Path, *, iteration: int | None) -> Manifest:
     """The manifest of an iteration, of the newest whole one by default.
 
     Raises:
         UsageError: it is not there, or not whole.
     """
-    storage = PosixStorage()
-    whole = [each for each in survey(str(save_path), storage=storage).in_place if each.problem is None]
+    root = str(save_path)
+    storage = storage_for(root)
+    whole = [each for each in survey(root, storage=storage).in_place if each.problem is None]
     if not whole:
         raise UsageError(f"{save_path} holds no whole iteration of a run of ours; name a checkpoint.save_path")
     chosen = [each for each in whole if iteration in (None, each.iteration)]
     if not chosen:
         there = ", ".join(str(number) for number in sorted(each.iteration for each in whole))
         raise UsageError(f"{save_path} holds no whole iteration {iteration}; there are {there}")
-    place = str(save_path / max(chosen, key=lambda each: each.iteration).place / MANIFEST)
+    place = os.path.join(root, max(chosen, key=lambda each: each.iteration).place, MANIFEST)
     return Manifest.from_bytes(read_small(place, storage=storage, limit_bytes=MAX_JSON_BYTES))
 
 
@@ -81,15 +83,18 @@ def run_order(settings: Settings) -> DataOrder:
     return DataOrder.of(order_of(load_job(settings.job.target, settings).dataset(), settings, plan))
 
 
-def audit_run(save_path: Path) -> Account:
+def audit_run(save_path: str | Path) -> Account:
     """The sample account of a run, with every step's digest computed anew.
+
+    Events are read on this machine also where the run saves into an object store.
 
     Raises:
         UsageError: no events, or nothing that tells the run's order.
     """
-    records = read_records(save_path / "events")
+    events = Path(local_dir(str(save_path))) / "events"
+    records = read_records(events)
     if not records:
-        raise UsageError(f"{save_path}/events holds no events; name the checkpoint.save_path of a run")
+        raise UsageError(f"{events} holds no events; name the checkpoint.save_path of a run")
     manifest = _last_saved(save_path)
     order = told_order(records)
     if order is None:
@@ -104,7 +109,7 @@ def audit_run(save_path: Path) -> Account:
     return account(records, order=order, saved=saved)
 
 
-def _last_saved(save_path: Path) -> Manifest | None:
+def _last_saved(save_path: str | Path) -> Manifest | None:
     try:
         return newest_manifest(save_path)
     except UsageError:

@@ -32,8 +32,10 @@ class SaveResult:
     reason: str
     stall_s: float = 0.0
     """How long training waited for it."""
+    earlier: SaveResult | None = None
+    """How the save before it ended, where that one was waited for first."""
 
 
-def unsaved(meta: SaveMeta, reason: str) -> SaveResult:
+def unsaved(meta: SaveMeta, reason: str, *, earlier: SaveResult | None = None) -> SaveResult:
     """Nothing was saved, or nothing yet."""
-    return SaveResult(saved=False, iteration=meta.iteration, total_bytes=0, seconds=0.0, reason=reason)
+    return SaveResult(saved=False, iteration=meta.iteration, total_bytes=0, seconds=0.0, reason=reason, earlier=earlier)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from elastic import events
@@ -182,8 +183,12 @@ class CheckpointManager:
         if flight is not None:
             if flight.copied is not None and flight.saving.written:
                 self._snapshots.give_back(flight.copied)
-            if all_ready and (outcome := flight.saving.advance()) is not None:
-                result = self._ended(flight, outcome)
+            begun_s = self._clock.monotonic_s()
+            if all_ready:
+                outcome = flight.saving.advance()
+                stall_s = flight.stall_s + self._clock.monotonic_s() - begun_s
+                flight = self._flight = replace(flight, stall_s=stall_s)
+                result = None if outcome is None else self._ended(flight, outcome)
         if self._caretaker is not None:
             self._caretaker.make_room(wait=False)
         return result
@@ -211,20 +216,21 @@ class CheckpointManager:
         if self._flight is not None and not wait and self._settings.save_overlap == SaveOverlap.SKIP:
             self._skipped += 1
             return unsaved(meta, f"iteration {self._flight.meta.iteration} is still being written")
-        self.settle()
+        earlier = self.settle()
         if meta.iteration == self._committed:
             reason = "this iteration is the committed one already"
-            return SaveResult(saved=True, iteration=meta.iteration, total_bytes=0, seconds=0.0, reason=reason)
+            found = unsaved(meta, reason, earlier=earlier)
+            return replace(found, saved=True)
         self._flight = self._begin(tracked, meta, self._identity)
         if wait or self._start is at_once:
             ended = self.settle()
             assert ended is not None  # there was a save under way
-            return ended
-        return unsaved(meta, "it is being written")
+            return replace(ended, earlier=earlier)
+        return unsaved(meta, "it is being written", earlier=earlier)
 
     def snapshot_due(self, iteration: int) -> bool:
-        """Whether the step just taken is to be followed by a copy in memory."""
-        return self._snapshots.due(iteration)
+        """Whether the step just taken is to be followed by a copy in memory. The same on all ranks."""
+        return self._settings.enable_save and self._snapshots.due(iteration)
 
     def snapshot(self, tracked: Mapping[str, Any], meta: SaveMeta) -> None:
         """Copy the state for a restart of this node's workers, if there is a memory tier for it."""

@@ -56,8 +56,8 @@ class Snapshots:
         return self._tier is not None and self._tier.whole and self._every_steps > 0
 
     def due(self, iteration: int) -> bool:
-        """Whether the step just taken is to be followed by a snapshot."""
-        return self.kept and iteration % self._every_steps == 0
+        """Whether the step just taken is to be followed by a snapshot: the same on all ranks, kept here or not."""
+        return self._every_steps > 0 and iteration % self._every_steps == 0
 
     def check(self, captured: Captured) -> None:
         """See before training begins whether there is room.

@@ -52,6 +52,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader (`| head`) has seen enough. Python would complain once more while flushing at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.DONE
+    except OSError as error:
+        # What is looked at lies on disks and in stores that may be away: the system's own words say which.
+        complain(str(error))
+        return ExitCode.INTERNAL
     except KeyboardInterrupt:
         return 130
     return code

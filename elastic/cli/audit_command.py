@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from elastic.cli.console import columns, say
@@ -16,7 +15,7 @@ from elastic.errors import ExitCode, UsageError
 def register(commands: Any) -> None:
     """Add the command to argparse's subparsers (whose class argparse keeps private)."""
     parser = commands.add_parser("audit", allow_abbrev=False, help="check that a run used every sample once")
-    parser.add_argument("save_path", type=Path, help="the run's checkpoint.save_path")
+    parser.add_argument("save_path", help="the run's checkpoint.save_path")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 

@@ -162,9 +162,10 @@ def advise(args: argparse.Namespace, rest: Sequence[str]) -> ExitCode:
     from elastic.checkpoint.locating import local_dir
 
     _storage(rest, args.root)
-    records = recent_records(Path(local_dir(args.root)) / "events")
+    events = Path(local_dir(args.root)) / "events"
+    records = recent_records(events)
     if not records:
-        raise UsageError(f"{args.root}/events holds no events; name the checkpoint.save_path of a run")
+        raise UsageError(f"{events} holds no events; name the checkpoint.save_path of a run")
     mean_time_s = None if args.mean_hours is None else args.mean_hours * 3600
     costs, so_far = measure(records), usual_distance(records)
     advice = reckon(costs, every_steps=so_far, mean_time_s=mean_time_s)

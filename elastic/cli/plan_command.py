@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elastic.cli.console import columns, say
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 def register(commands: Any) -> None:
     """Add the command to argparse's subparsers (whose class argparse keeps private)."""
     parser = commands.add_parser("plan", allow_abbrev=False, help="where a saved run would go on at another size")
-    parser.add_argument("save_path", type=Path, help="the run's checkpoint.save_path")
+    parser.add_argument("save_path", help="the run's checkpoint.save_path")
     parser.add_argument("--from", dest="iteration", type=int, default=None, help="iteration; the newest by default")
     parser.add_argument("--nodes", type=int, default=None, help="nodes to go on with; as saved by default")
     parser.add_argument("--nproc", type=int, default=1, help="workers of each node")

@@ -58,6 +58,9 @@ class Sharded:
                 part.set_force_sum_reduction_for_comms(True)
         self.model = model
         self._group = group
+        self._computing = False
+        # What lies outside of the units stays together after a forward pass, for the backward that follows in a round.
+        model.register_forward_hook(self._after_forward)
         self._rest = Replica(nn.ParameterList([each for each in model.parameters() if each in left]), group)
 
     def align(self) -> None:
@@ -73,6 +76,8 @@ class Sharded:
 
     def begin_step(self, spread: Spread) -> None:
         """Drop the gradients of the step before."""
+        self._computing = False
+        self._deal()
         for parameter in self._dealt():
             parameter.grad = None
         self._rest.begin_step(spread)
@@ -85,6 +90,7 @@ class Sharded:
     def begin_stand_in(self, *, last: bool) -> None:
         """The same without a slot; what it adds is zero."""
         model: Any = self.model
+        self._computing = True
         model.set_requires_gradient_sync(last)
         model.set_is_last_backward(last)
 
@@ -95,6 +101,7 @@ class Sharded:
     def reduce(self) -> None:
         """Wait for the sums. What got no gradient gets zeros, as replicas have them. Raises PeerLost."""
         self._rest.reduce()
+        self._computing = False
         for parameter in self._dealt():
             if parameter.requires_grad and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
@@ -114,6 +121,16 @@ class Sharded:
         with peer_errors("measuring gradients"):
             self._group.sum_(square)
         return math.hypot(float(square.sqrt()), self._rest.grad_norm())
+
+    def _after_forward(self, *_: Any) -> None:
+        """A forward pass that no backward follows, as of an evaluation, must leave the parts in their places."""
+        if not (self._computing and torch.is_grad_enabled()):
+            self._deal()
+
+    def _deal(self) -> None:
+        for part in self.model.modules():
+            if isinstance(part, FSDPModule):
+                part.reshard()
 
     def _dealt(self) -> Iterator[nn.Parameter]:
         return (each for each in self.model.parameters() if isinstance(each, DTensor))

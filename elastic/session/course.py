@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from elastic.checkpoint.draft import SaveMeta
+from elastic.checkpoint.places import share
 from elastic.checkpoint.policy import Signs
 from elastic.checkpoint.restored import Restored
 from elastic.clock import Clock
@@ -220,7 +221,7 @@ class Course:
         self._loader.close()
 
     def save_meta(self) -> SaveMeta:
-        """What a checkpoint says about where it was taken."""
+        """What a checkpoint says about where it was taken. Every rank calls it. Raises PeerLost."""
         training = self._settings.training
         epoch, position = self._settled.order.epoch_of(self.consumed_samples)
         return SaveMeta(
@@ -245,11 +246,11 @@ class Course:
         )
 
     def _all_states(self) -> dict[int, str]:
-        """Where the slots of a stream stand, of all ranks; on rank 0, which writes it down."""
+        """Where the slots of a stream stand, of all ranks; on all, since each may keep the only copy in memory."""
         if not isinstance(self._settled.source.dataset, ShardStream):
             return {}
-        everyone = self._group.gather({str(slot): text for slot, text in self._loader.states.items()})
-        return {int(slot): text for states in everyone or () for slot, text in states.items()}
+        everyone = share(self._group, {str(slot): text for slot, text in self._loader.states.items()})
+        return {int(slot): text for states in everyone for slot, text in states.items()}
 
     def _tell_order(self) -> None:
         order = self._settled.order

@@ -135,6 +135,11 @@ class Step:
             ) from error
         return False
 
+    @property
+    def begun(self) -> bool:
+        """Whether its `with` block was entered."""
+        return self._stage is not _Stage.NEW
+
     def crosses(self, every_samples: int) -> bool:
         """Whether a multiple of `every_samples` is reached with this step: for what is to be done now and then.
 

@@ -67,6 +67,7 @@ class Stepping:
                 saved = manager.save(self._tracked, course.save_meta(), wait=last)
                 if course.finished and self._settings.checkpoint.enable_save and not saved.saved:
                     raise CheckpointError(f"the last step of the run could not be saved: {saved.reason}")
+                pacer.after_save(saved.earlier)
                 pacer.after_save(saved)
             elif manager.snapshot_due(course.iteration):
                 manager.snapshot(self._tracked, course.save_meta())
@@ -90,12 +91,25 @@ class Stepping:
         self._manager.save(self._tracked, self._course.save_meta())
 
     def commit_last(self) -> None:
-        """A loop left with `break` has done its last step; it counts, and is saved, like any other."""
-        step = self.open_step
-        if step is not None and step.done:
-            self.open_step = None
-            self._course.commit(step)
-            self._manager.save(self._tracked, self._course.save_meta())
+        """A loop left with `break` has done its last step; it counts, and is saved, like any other.
+
+        Raises:
+            CheckpointError: it could not be saved, and no later step will be.
+        """
+        step, self.open_step = self.open_step, None
+        if step is None or not step.begun:
+            self._manager.settle()  # left between two steps, by all ranks at the same one
+            return
+        if not step.done:
+            return  # others may be elsewhere
+        self._course.commit(step)
+        if step.skipped:
+            self._after_skip(step)
+        saved = self._manager.save(self._tracked, self._course.save_meta())
+        if self._settings.checkpoint.enable_save and not saved.saved:
+            raise CheckpointError(f"step {step.iteration}, at which the loop was left, was not saved: {saved.reason}")
+        if self._course.finished:
+            self._emit(RunFinished(iteration=self._course.iteration, consumed_samples=self._course.consumed_samples))
 
     def _take_up(self) -> None:
         """What a new generation begins with, so that the next fault finds no less than this one did."""

@@ -124,3 +124,14 @@ def test_a_reader_that_has_left_is_no_error():
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, cwd=ROOT, timeout=60, check=False)
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_disk_or_store_that_is_away_is_a_message(run, monkeypatch):
+    def away(root, **others):
+        raise OSError(5, "Could not connect to the endpoint", root)
+
+    monkeypatch.setattr("elastic.checkpoint.inspection.survey", away)
+    code, out, err = run("ckpt", "ls", "output/gone")
+    assert (code, out) == (70, "")
+    assert "Could not connect to the endpoint" in err
+    assert "output/gone" in err

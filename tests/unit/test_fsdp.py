@@ -7,14 +7,19 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from elastic.config.load import with_overrides
 from elastic.config.model import Settings
 from elastic.data.stream import ShardStream
-from elastic.distributed.fsdp import ELEMENTWISE, not_dealt, units_of
+from elastic.distributed.fsdp import ELEMENTWISE, Sharded, not_dealt, units_of
 from elastic.distributed.group import Alone
+from elastic.distributed.replicate import Replica
 from elastic.errors import UsageError
+from elastic.plan.tree import Spread
 from elastic.session.evaluation import evaluate
 from elastic.session.parallel import lay_out
 from elastic.session.run import Session
@@ -120,6 +125,59 @@ def test_an_evaluation_in_lockstep_measures_equally_often_and_says_the_same():
     assert work(Alone()) == (11.0, 5)
     for size in (2, 3, 4, 7):
         assert set(run_tensor_ranks(size, work)) == {(11.0, -(-5 // size))}
+
+
+@pytest.fixture
+def alone():
+    """A process group of this process alone, in which parameters are dealt out all the same."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+    yield Alone()
+    dist.destroy_process_group()
+
+
+class Blocks(nn.Module):
+    """A block, which is a unit of its own, and a head outside of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList([nn.Linear(3, 3)])
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.tanh(self.blocks[0](x)))
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_pass_beside_the_training_leaves_parts_in_their_places_and_changes_nothing(alone, grad, inside):
+    """As of an evaluation: without it each part outside of the blocks would stay whole, gradients and all."""
+
+    def train(strategy, beside):
+        optimizer = torch.optim.SGD(strategy.model.parameters(), lr=0.1, momentum=0.9)
+        strategy.adopt(optimizer)
+        for number in range(4):
+            strategy.begin_step(Spread((range(1),)))
+            strategy.begin_round(0, last=True)
+            strategy.model(torch.full((2, 3), 0.1 * number)).square().sum().backward()
+            strategy.send()
+            strategy.reduce()
+            if inside:
+                beside(strategy.model)
+            optimizer.step()
+            if not inside:
+                beside(strategy.model)
+        return [each.full_tensor() if isinstance(each, DTensor) else each for each in strategy.model.parameters()]
+
+    def look(model):
+        with torch.set_grad_enabled(grad):
+            model(torch.ones(5, 3))
+        assert all(isinstance(each, DTensor) for each in model.parameters())
+
+    expected = train(Replica(Blocks(), alone), lambda model: None)
+    found = train(Sharded(Blocks(), alone), look)
+    for one, other in zip(expected, found, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 def test_stand_ins_are_the_first_micro_batch_and_no_part_of_the_account():

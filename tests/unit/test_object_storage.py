@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 
 import pytest
 import torch
 
+import elastic
 from elastic.checkpoint.locating import AnyStorage, is_url, local_dir, storage_for
 from elastic.checkpoint.object_storage import ObjectStorage
 from elastic.checkpoint.objects import TRIES, PatientStore
@@ -14,12 +16,14 @@ from elastic.checkpoint.pruning import plan_pruning, prune
 from elastic.checkpoint.reader import Reader
 from elastic.checkpoint.root import claim
 from elastic.checkpoint.seams import AloneGroup, CommitVerdict
+from elastic.cli import main
 from elastic.clock import ManualClock
 from elastic.errors import ElasticError, Fenced, RunMismatch, UsageError
 from tests.harness.checkpoints import Bench, CheckpointSettings, make_run, meta, same
 from tests.harness.faulty_storage import Died
 from tests.harness.objects import ROOT, Fault, MemoryStore, ObjectBench
 from tests.harness.ranks import run_tensor_ranks
+from tests.harness.training import dataset, model, per_sample
 
 
 @pytest.fixture(autouse=True)
@@ -317,4 +321,24 @@ class TestUrls:
         assert bench.manager(storage=storage_for("memory://bench/root"), **where).restore(other.tracked).iteration == 5
         assert same(run, other)
         storage.remove_tree("memory://bench/root")
+
+    def test_a_run_there_is_accounted_for_by_its_name(self, tmp_path, monkeypatch, capsys):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["train.py"])
+        root = "memory://bench/account"
+        train_there = {"steps": 4, "global_batch_size": 10, "micro_batch_size": 4, "save_path": root}
+        with elastic.Session(environ={}, **train_there) as run:
+            net = run.parallelize(model())
+            run.track(model=net)
+            for step in run.steps(dataset()):
+                with step:
+                    for batch in step.micro_batches():
+                        step.backward(per_sample(net, batch))
+        assert main(["audit", root]) == 0
+        assert "every sample was used once" in capsys.readouterr().out
+        assert main(["plan", root, "--nodes", "2"]) == 0
+        assert "iteration 4: 40 samples used" in capsys.readouterr().out
+        storage_for(root).remove_tree(root)
+
+    def test_nothing_is_asked_before_it_is_needed(self):
         assert isinstance(ObjectStorage(None), ObjectStorage)

@@ -1,0 +1,176 @@
+"""From one step to the next, on ranks that are not alike; and what is saved where a loop is left."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+import elastic
+from elastic.checkpoint.commit import Outcome
+from elastic.checkpoint.memory import MemoryTier, Places
+from elastic.checkpoint.room import Room
+from elastic.checkpoint.storage import PosixStorage
+from elastic.clock import ManualClock
+from elastic.config.model import CheckpointSettings
+from elastic.data.stream import ShardStream
+from elastic.distributed.replicate import Replica
+from elastic.events import CheckpointFailed, CheckpointSaved, RunFinished, StepCommitted, read_records
+from elastic.session.leaving import LeaveOnSignal
+from elastic.session.pacing import Pacer
+from elastic.session.stepping import Stepping
+from tests.harness.checkpoints import Bench
+from tests.harness.ranks import TensorGroup, run_tensor_ranks
+from tests.harness.training import course, dataset, model, per_sample, settings
+
+
+def read_pairs(shard: int, epoch: int):
+    """A shard of five (features, label) pairs, the same each time."""
+    return (dataset()[(5 * shard + item) % 101] for item in range(5))
+
+
+def tier(directory: Path, *, whole: bool) -> MemoryTier:
+    directory.mkdir()
+    for name in "ab":
+        (directory / name).touch()
+    places = Places(own=(str(directory / "a"), str(directory / "b")), whole=whole)
+    return MemoryTier(places, room=lambda: Room(available_bytes=1 << 40, cgroup_bytes=None))
+
+
+def test_workers_of_one_node_and_nodes_without_a_tier_walk_alike(tmp_path):
+    """Of a stream each copy in memory tells where all slots stand, so all ranks are asked, whoever keeps it."""
+    bench = Bench(tmp_path / "root")
+    kept = [tier(tmp_path / "first", whole=True), tier(tmp_path / "second", whole=False), None]
+    kept.append(tier(tmp_path / "other", whole=True))
+
+    def rank(group: TensorGroup) -> None:
+        lies = Replica(model(), group)
+        given = {"steps": 5, "data": ShardStream(read_pairs, shards=8)}
+        at = course(rank=group.rank, size=group.size, group=group, **given)
+        manager = bench.manager(group=group, generation=1, tier=kept[group.rank], memory_every_steps=2)
+        stepping = Stepping(
+            settings(steps=5),
+            course=at,
+            manager=manager,
+            pacer=Pacer(
+                CheckpointSettings(), manager=manager, group=group, clock=ManualClock(), emit=bench.events.append,
+                events=tmp_path,
+            ),
+            tracked={"model": lies.model},
+            strategies=[lies],
+            group=group,
+            leaving=LeaveOnSignal(),
+            emit=bench.events.append,
+            rank=group.rank,
+        )  # fmt: skip
+        for step in stepping.walk():
+            with step:
+                for batch in step.micro_batches():
+                    step.backward(per_sample(lies.model, batch))
+            if step.iteration == 5:  # the copies of step 4 are what is looked at
+                break
+
+    run_tensor_ranks(4, rank)
+    for each in (kept[0], kept[3]):
+        assert each is not None
+        newest = each.held()[0].manifest
+        assert newest.iteration == 4
+        assert sorted(newest.data["slots"]) == ["0", "1", "2", "3"]
+    for each in kept:
+        if each is not None:
+            each.close()
+
+
+@pytest.fixture
+def make(tmp_path, monkeypatch):
+    """A session that saves into this test's directory; the command line says nothing."""
+    monkeypatch.setattr(sys, "argv", ["own_loop.py"])
+
+    def make(**overrides):
+        given = {"steps": 6, "global_batch_size": 10, "micro_batch_size": 4, "save_path": str(tmp_path / "run")}
+        return elastic.Session(environ={}, **{**given, **overrides})
+
+    return make
+
+
+def events(tmp_path, kind):
+    return [r.event for r in read_records(tmp_path / "run" / "events") if isinstance(r.event, kind)]
+
+
+def leave(session, *, before=0, after=0):
+    """Train until a loop's `break`: before a step is entered, or after it is done."""
+    with session as run:
+        net = run.parallelize(model())
+        optimizer = torch.optim.AdamW(net.parameters(), lr=0.02)
+        run.track(model=net, optimizer=optimizer)
+        for step in run.steps(dataset()):
+            if step.iteration == before:
+                break
+            with step:
+                for batch in step.micro_batches():
+                    step.backward(per_sample(net, batch))
+                optimizer.step()
+            if step.iteration == after:
+                break
+
+
+class Slow(PosixStorage):
+    """A disk on which shards are only written after a while."""
+
+    def write(self, path, data):
+        if path.endswith(".safetensors"):
+            threading.Event().wait(0.2)
+        super().write(path, data)
+
+
+def test_a_save_under_way_is_finished_where_a_loop_is_left_between_two_steps(make, tmp_path, monkeypatch):
+    monkeypatch.setattr("elastic.session.roots.storage_for", lambda *paths, **others: Slow())
+    leave(make(save_interleaved_steps=3), before=4)
+    assert [event.iteration for event in events(tmp_path, StepCommitted)] == [1, 2, 3]
+    assert [event.iteration for event in events(tmp_path, CheckpointSaved)] == [3]
+
+
+def test_a_step_at_which_a_loop_is_left_and_that_cannot_be_saved_is_an_error(make, tmp_path, monkeypatch, caplog):
+    full = Outcome(committed=False, stale=False, reason="no space", manifest_digest="", total_bytes=0)
+    monkeypatch.setattr("elastic.checkpoint.commit.Saving.advance", lambda self: full)
+    with pytest.raises(SystemExit) as ended:
+        leave(make(), after=2)
+    assert ended.value.code == 70
+    assert "step 2, at which the loop was left, was not saved: no space" in caplog.text
+    assert len(events(tmp_path, CheckpointFailed)) == 1
+
+
+def test_a_loop_left_at_the_last_step_is_a_finished_run(make, tmp_path):
+    leave(make(), after=6)
+    assert len(events(tmp_path, RunFinished)) == 1
+
+
+def test_a_loop_left_at_a_step_that_is_no_number_goes_back_all_the_same(make, tmp_path):
+    with make(on_nan="roll_back", save_interleaved_steps=2) as run:
+        net = run.parallelize(model())
+        run.track(model=net)
+        for step in run.steps(dataset()):
+            bad = step.iteration == 5
+            with step:
+                for batch in step.micro_batches():
+                    step.backward(per_sample(net, batch) * (torch.nan if bad else 1.0))
+                with torch.no_grad():
+                    net[0].bias += 1
+            if bad:
+                break
+    assert [event.iteration for event in events(tmp_path, StepCommitted)] == [1, 2, 3, 4, 5, 5]
+    assert [event.iteration for event in events(tmp_path, CheckpointSaved)] == [2, 4, 5]
+
+
+def test_saves_that_the_next_one_waits_for_are_learned_from(make, tmp_path, monkeypatch):
+    monkeypatch.setattr("elastic.session.roots.storage_for", lambda *paths, **others: Slow())
+    learned = []
+    monkeypatch.setattr(Pacer, "after_save", lambda self, saved: learned.append(saved))
+    leave(make(save_interleaved_steps=1, steps=4))
+    ended = [saved for saved in learned if saved is not None and saved.saved]
+    assert [saved.iteration for saved in ended] == [1, 2, 3, 4]
+    assert all(saved.stall_s > 0.1 for saved in ended), "training has waited for each"
+    assert [event.stall_s for event in events(tmp_path, CheckpointSaved)] == [saved.stall_s for saved in ended]
