@@ -87,12 +87,11 @@ def find_places(
     if group.size == 1 or scope is PathScope.SHARED:
         return None
     if scope is PathScope.PRIVATE:
-        return _several(number(share(group, node), rank=group.rank))
+        # By directory as well: nodes may have one name, and a copied directory one identity.
+        found = zip(share(group, node), _identities(root, group, storage, nonce), strict=True)
+        return _several(number([f"{identity} on {name}" for name, identity in found], rank=group.rank))
     for _ in range(_ROUNDS):
-        names = share(group, _identity(root, storage, nonce))
-        if faults := [f"rank {rank}: {each['fault']}" for rank, each in enumerate(names) if each["fault"]]:
-            raise UsageError(f"checkpoint.save_path {root} cannot be used: {'; '.join(faults)}")
-        places = number([each["name"] for each in names], rank=group.rank)
+        places = number(_identities(root, group, storage, nonce), rank=group.rank)
         seen = _look(root, places, group=group, storage=storage, clock=clock, nonce=nonce)
         if all(share(group, seen)):
             return _several(places)
@@ -107,6 +106,14 @@ def find_places(
 
 def _several(places: Places) -> Places | None:
     return places if places.count > 1 else None
+
+
+def _identities(root: str, group: Group, storage: Storage, nonce: Callable[[], str]) -> list[str]:
+    """What each rank reads as the identity of its directory."""
+    names = share(group, _identity(root, storage, nonce))
+    if faults := [f"rank {rank}: {each['fault']}" for rank, each in enumerate(names) if each["fault"]]:
+        raise UsageError(f"checkpoint.save_path {root} cannot be used: {'; '.join(faults)}")
+    return [each["name"] for each in names]
 
 
 def _identity(root: str, storage: Storage, nonce: Callable[[], str]) -> dict[str, str]:

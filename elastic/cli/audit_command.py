@@ -34,6 +34,8 @@ def run(args: argparse.Namespace, rest: Sequence[str]) -> ExitCode:
         say(columns((name.replace("_", " "), str(value)) for name, value in numbers.items()))
         for problem in found.problems:
             say(f"problem: {problem}")
+        if not found.steps:
+            say("problem: no step counts: none was taken, or none was saved and all are to be done again")
         skipped = f", but for {found.skipped_samples} that a policy skipped" if found.skipped_samples else ""
         say(f"every sample was used once{skipped}" if found.exact else "the account does NOT add up")
     return ExitCode.DONE if found.exact else ExitCode.FAILED

@@ -101,6 +101,13 @@ class TestNotANumber:
         assert code == 64
         assert "nothing was saved yet" in text
 
+    def test_an_account_without_a_step_says_why_it_does_not_add_up(self, session, tmp_path, capsys):
+        with pytest.raises(SystemExit):
+            loop(session(on_nan="roll_back"), bad=(2,))
+        capsys.readouterr()
+        assert main(["audit", str(tmp_path / "run")]) == 1
+        assert "no step counts" in capsys.readouterr().out
+
     def test_all_ranks_decide_alike(self):
         """Only one rank's micro-batch is spoiled; the sum is nobody's any more."""
 

@@ -12,11 +12,11 @@ from elastic.config.model import PathScope
 from tests.harness.ranks import run_ranks
 
 
-def places_of(roots, scope=PathScope.AUTO, storage=None):
+def places_of(roots, scope=PathScope.AUTO, storage=None, node=None):
     def find(group):
         return find_places(
-            str(roots[group.rank]), scope=scope, node=f"node{group.rank}", group=group, clock=ManualClock(),
-            storage=storage or PosixStorage(), nonce=lambda: os.urandom(4).hex(),
+            str(roots[group.rank]), scope=scope, node=node or f"node{group.rank}", group=group,
+            clock=ManualClock(), storage=storage or PosixStorage(), nonce=lambda: os.urandom(4).hex(),
         )  # fmt: skip
 
     return run_ranks(len(roots), find)
@@ -77,6 +77,12 @@ def test_it_can_be_said(tmp_path):
     a, b = make(tmp_path, "a", "b")
     assert places_of([a, b], scope=PathScope.SHARED) == [None, None]
     assert [each.count for each in places_of([a, a], scope=PathScope.PRIVATE)] == [2, 2]
+
+
+def test_private_directories_of_nodes_of_one_name_are_several(tmp_path):
+    a, b = make(tmp_path, "a", "b")
+    found = places_of([a, a, b], scope=PathScope.PRIVATE, node="localhost")
+    assert {each.of_rank for each in found} == {(0, 0, 1)}
 
 
 def test_a_world_of_one_asks_nobody(tmp_path):
