@@ -284,7 +284,6 @@ class Session:
             group=self._group,
             leaving=self._leaving,
             emit=self._report,
-            rank=self.world.rank,
         )
         self._stepping.begin(restored)
         self._stack.enter_context(self._leaving)  # not before: there is nothing to save until here

@@ -26,13 +26,13 @@ class Stepping:
     def __init__(
         self, settings: Settings, *, course: Course, manager: CheckpointManager, pacer: Pacer,
         tracked: Mapping[str, Any], strategies: Sequence[Strategy], group: Collectives, leaving: LeaveOnSignal,
-        emit: Emit, rank: int,
+        emit: Emit,
     ) -> None:  # fmt: skip
         self.open_step: Step | None = None
         """The step that the user's loop is at."""
         self._settings, self._course, self._manager, self._pacer = settings, course, manager, pacer
         self._tracked, self._strategies, self._group = tracked, strategies, group
-        self._leaving, self._emit, self._rank = leaving, emit, rank
+        self._leaving, self._emit = leaving, emit
 
     def begin(self, restored: Restored) -> None:
         """Before the first step."""
@@ -73,12 +73,12 @@ class Stepping:
                 manager.snapshot(self._tracked, course.save_meta())
             if regroup and not course.finished:
                 raise self._leaving.ending(course.iteration)
-        self._emit(RunFinished(iteration=course.iteration, consumed_samples=course.consumed_samples))
+        self._tell_finished()
 
     def _after_skip(self, step: Step) -> None:
         rolls_back = self._settings.training.on_nan is OnNan.ROLL_BACK
         text = f"{step.skipped}: {'back to the last save' if rolls_back else 'its samples are passed over'}"
-        if self._rank == 0:
+        if self._group.rank == 0:
             self._emit(Notice(text=text))
         if not rolls_back:
             return
@@ -109,7 +109,10 @@ class Stepping:
         if self._settings.checkpoint.enable_save and not saved.saved:
             raise CheckpointError(f"step {step.iteration}, at which the loop was left, was not saved: {saved.reason}")
         if self._course.finished:
-            self._emit(RunFinished(iteration=self._course.iteration, consumed_samples=self._course.consumed_samples))
+            self._tell_finished()
+
+    def _tell_finished(self) -> None:
+        self._emit(RunFinished(iteration=self._course.iteration, consumed_samples=self._course.consumed_samples))
 
     def _take_up(self) -> None:
         """What a new generation begins with, so that the next fault finds no less than this one did."""

@@ -64,7 +64,6 @@ def test_workers_of_one_node_and_nodes_without_a_tier_walk_alike(tmp_path):
             group=group,
             leaving=LeaveOnSignal(),
             emit=bench.events.append,
-            rank=group.rank,
         )  # fmt: skip
         for step in stepping.walk():
             with step:
