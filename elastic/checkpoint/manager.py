@@ -183,8 +183,8 @@ class CheckpointManager:
         if flight is not None:
             if flight.copied is not None and flight.saving.written:
                 self._snapshots.give_back(flight.copied)
-            begun_s = self._clock.monotonic_s()
             if all_ready:
+                begun_s = self._clock.monotonic_s()
                 outcome = flight.saving.advance()
                 stall_s = flight.stall_s + self._clock.monotonic_s() - begun_s
                 flight = self._flight = replace(flight, stall_s=stall_s)
@@ -251,6 +251,7 @@ class CheckpointManager:
         if flight.copied is not None:
             self._snapshots.give_back(flight.copied)
         seconds = self._clock.monotonic_s() - flight.begun_s
+        stall_s = seconds if self._start is at_once else flight.stall_s
         if outcome.stale:
             self._tell(events.Fencing(what="checkpoint", reason=outcome.reason))
             raise Fenced(f"iteration {meta.iteration} was not committed: {outcome.reason}")
@@ -258,7 +259,7 @@ class CheckpointManager:
             self._tell(events.Fencing(what="checkpoint", reason=f"the tracker was left alone: {outcome.fenced}"))
         if outcome.committed:
             self._failed_at, self._failures = None, 0
-            self._after_commit(flight, outcome, seconds)
+            self._after_commit(meta, outcome, seconds=seconds, stall_s=stall_s)
         else:
             self._failed_at, self._failures = meta.iteration, self._failures + 1
             self._tell(events.CheckpointFailed(iteration=meta.iteration, reason=outcome.reason))
@@ -268,7 +269,7 @@ class CheckpointManager:
             total_bytes=outcome.total_bytes,
             seconds=seconds,
             reason=outcome.reason,
-            stall_s=seconds if self._start is at_once else flight.stall_s,
+            stall_s=stall_s,
         )
 
     def _begin(self, tracked: Mapping[str, Any], meta: SaveMeta, identity: RootIdentity) -> Flight:
@@ -319,8 +320,8 @@ class CheckpointManager:
             ancestors=self._ancestors[-max(_ANCESTORS, self._settings.save_max) :],
         )
 
-    def _after_commit(self, flight: Flight, outcome: Outcome, seconds: float) -> None:
-        now_s, meta = self._clock.monotonic_s(), flight.meta
+    def _after_commit(self, meta: SaveMeta, outcome: Outcome, *, seconds: float, stall_s: float) -> None:
+        now_s = self._clock.monotonic_s()
         interval_s = None if self._saved_at_s is None else now_s - self._saved_at_s
         self._saved_at_s, self._committed = now_s, meta.iteration
         self._ancestors += (outcome.manifest_digest,)
@@ -331,7 +332,7 @@ class CheckpointManager:
                 bytes=outcome.total_bytes,
                 seconds=seconds,
                 interval_s=interval_s,
-                stall_s=seconds if self._start is at_once else flight.stall_s,
+                stall_s=stall_s,
                 skipped=self._skipped,
             )
         )
