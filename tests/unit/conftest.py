@@ -1,7 +1,10 @@
-"""Jobs of several agents in this process, on a store in memory."""
+"""What several files need: jobs of agents in this process on a store in memory, and sessions."""
+
+import sys
 
 import pytest
 
+import elastic
 from elastic.rendezvous.memory import MemoryServer, MemoryStore
 from tests.harness.agents import Job
 
@@ -23,3 +26,15 @@ def make_job(server):
     yield make
     for job in jobs:
         job.close()
+
+
+@pytest.fixture
+def make_session(tmp_path, monkeypatch):
+    """A session that saves into this test's directory; the command line says nothing."""
+    monkeypatch.setattr(sys, "argv", ["own_loop.py"])
+
+    def make(**overrides):
+        given = {"steps": 6, "global_batch_size": 10, "micro_batch_size": 4, "save_path": str(tmp_path / "run")}
+        return elastic.Session(environ={}, **{**given, **overrides})
+
+    return make

@@ -6,7 +6,6 @@ import sys
 import pytest
 import torch
 
-import elastic
 from elastic.checkpoint.commit import Outcome
 from elastic.clock import SYSTEM_CLOCK
 from elastic.config.load import with_overrides
@@ -32,18 +31,6 @@ from elastic.world import World
 from tests.harness.training import dataset, model, per_sample, weighted
 
 
-@pytest.fixture
-def make(tmp_path, monkeypatch):
-    """A session that saves into this test's directory; the command line says nothing."""
-    monkeypatch.setattr(sys, "argv", ["own_loop.py"])
-
-    def make(**overrides):
-        given = {"steps": 6, "global_batch_size": 10, "micro_batch_size": 4, "save_path": str(tmp_path / "run")}
-        return elastic.Session(environ={}, **{**given, **overrides})
-
-    return make
-
-
 def loop(session, *, loss=per_sample, body=None, net=None):
     """What a user writes."""
     losses = []
@@ -66,38 +53,38 @@ def events(tmp_path, kind):
     return [r.event for r in read_records(tmp_path / "run" / "events") if isinstance(r.event, kind)]
 
 
-def test_it_trains_saves_and_says_so(make, tmp_path):
-    losses = loop(make(save_interleaved_steps=4))
+def test_it_trains_saves_and_says_so(make_session, tmp_path):
+    losses = loop(make_session(save_interleaved_steps=4))
     assert [event.loss for event in events(tmp_path, StepCommitted)] == losses
     assert [event.iteration for event in events(tmp_path, CheckpointSaved)] == [4, 6]
     assert events(tmp_path, RunFinished) == [RunFinished(iteration=6, consumed_samples=60)]
 
 
-def test_a_finished_run_says_so_and_does_nothing(make, tmp_path):
-    loop(make())
-    assert loop(make()) == []
+def test_a_finished_run_says_so_and_does_nothing(make_session, tmp_path):
+    loop(make_session())
+    assert loop(make_session()) == []
     assert len(events(tmp_path, RunFinished)) == 2
     assert len(events(tmp_path, StepCommitted)) == 6
 
 
-def test_it_goes_on_where_it_was_saved(make, tmp_path):
-    whole = loop(make(save_path=str(tmp_path / "whole")))
+def test_it_goes_on_where_it_was_saved(make_session, tmp_path):
+    whole = loop(make_session(save_path=str(tmp_path / "whole")))
 
     def die(step):
         if step.iteration == 5:
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        loop(make(save_interleaved_steps=2), body=die)
+        loop(make_session(save_interleaved_steps=2), body=die)
     # The step is committed only after the body of the loop: that of step 5 was not, and step 4 is saved.
-    assert loop(make()) == whole[4:]
+    assert loop(make_session()) == whole[4:]
     assert [event.iteration for event in events(tmp_path, Restored)] == [0, 4]
 
 
-def test_own_loop_and_job_are_the_same_bit_for_bit(make, tmp_path):
+def test_own_loop_and_job_are_the_same_bit_for_bit(make_session, tmp_path):
     for loss in (per_sample, weighted):
         name = loss.__name__
-        losses = loop(make(save_path=str(tmp_path / name)), loss=loss)
+        losses = loop(make_session(save_path=str(tmp_path / name)), loss=loss)
         overrides = {"global_batch_size": 10, "micro_batch_size": 4, "save_path": str(tmp_path / f"{name}-job")}
         job = Job(
             model=lambda world: model(),
@@ -140,48 +127,48 @@ class TestMisuse:
             act()
         return ended.value.code
 
-    def test_settings_that_cannot_be(self, make, caplog):
-        assert self.code(lambda: make(global_batch_size=0).__enter__()) == 64
-        assert self.code(lambda: make(gobal_batch_size=8).__enter__()) == 64
+    def test_settings_that_cannot_be(self, make_session, caplog):
+        assert self.code(lambda: make_session(global_batch_size=0).__enter__()) == 64
+        assert self.code(lambda: make_session(gobal_batch_size=8).__enter__()) == 64
         assert "Did you mean 'global_batch_size'?" in caplog.text
 
-    def test_a_save_path_that_cannot_be_written(self, make, tmp_path, caplog):
+    def test_a_save_path_that_cannot_be_written(self, make_session, tmp_path, caplog):
         (tmp_path / "file").write_text("")
-        assert self.code(lambda: make(save_path=str(tmp_path / "file" / "x")).__enter__()) == 64
+        assert self.code(lambda: make_session(save_path=str(tmp_path / "file" / "x")).__enter__()) == 64
         assert str(tmp_path / "file" / "x") in caplog.text
 
-    def test_a_save_path_in_use(self, make, caplog):
-        with make():
-            assert self.code(lambda: make().__enter__()) == 64
+    def test_a_save_path_in_use(self, make_session, caplog):
+        with make_session():
+            assert self.code(lambda: make_session().__enter__()) == 64
         assert "another process holds" in caplog.text
-        with make():
+        with make_session():
             """And free again after both have ended."""
 
-    def test_steps_before_parallelize(self, make, caplog):
+    def test_steps_before_parallelize(self, make_session, caplog):
         def act():
-            with make() as run:
+            with make_session() as run:
                 next(run.steps(dataset()))
 
         assert self.code(act) == 64
         assert "before run.parallelize" in caplog.text
 
-    def test_a_name_tracked_twice_and_what_has_no_state(self, make, caplog):
+    def test_a_name_tracked_twice_and_what_has_no_state(self, make_session, caplog):
         def twice():
-            with make() as run:
+            with make_session() as run:
                 run.track(model=model())
                 run.track(model=model())
 
         def stateless():
-            with make() as run:
+            with make_session() as run:
                 run.track(model=model(), seed=7)
 
         assert [self.code(twice), self.code(stateless)] == [64, 64]
         assert "track(model=…) was called twice" in caplog.text
         assert "track(seed=…) got a int" in caplog.text
 
-    def test_a_step_that_was_not_entered(self, make, caplog):
+    def test_a_step_that_was_not_entered(self, make_session, caplog):
         def act():
-            with make() as run:
+            with make_session() as run:
                 run.parallelize(model())
                 for _ in run.steps(dataset()):
                     pass
@@ -189,11 +176,11 @@ class TestMisuse:
         assert self.code(act) == 64
         assert "must be used as `with step:`" in caplog.text
 
-    def test_a_data_set_that_is_none(self, make, caplog):
+    def test_a_data_set_that_is_none(self, make_session, caplog):
         for data in ([], iter([])):
 
             def act(data=data):
-                with make() as run:
+                with make_session() as run:
                     run.parallelize(model())
                     next(run.steps(data))
 
@@ -201,58 +188,58 @@ class TestMisuse:
         assert "list is empty" in caplog.text
         assert "list_iterator has no length" in caplog.text
 
-    def test_the_users_own_exception_comes_through_as_it_is(self, make):
-        with pytest.raises(ZeroDivisionError), make():
+    def test_the_users_own_exception_comes_through_as_it_is(self, make_session):
+        with pytest.raises(ZeroDivisionError), make_session():
             raise ZeroDivisionError
 
-    def test_a_sys_exit_of_the_user_too(self, make):
+    def test_a_sys_exit_of_the_user_too(self, make_session):
         def act():
-            with make():
+            with make_session():
                 sys.exit(3)
 
         assert self.code(act) == 3
 
 
-def test_a_run_whose_last_step_cannot_be_saved_is_not_finished(make, tmp_path, monkeypatch, caplog):
+def test_a_run_whose_last_step_cannot_be_saved_is_not_finished(make_session, tmp_path, monkeypatch, caplog):
     full = Outcome(committed=False, stale=False, reason="no space", manifest_digest="", total_bytes=0)
     monkeypatch.setattr("elastic.checkpoint.commit.Saving.advance", lambda self: full)
     with pytest.raises(SystemExit) as ended:
-        loop(make(save_interleaved_steps=4))
+        loop(make_session(save_interleaved_steps=4))
     assert ended.value.code == 70
     assert "last step of the run could not be saved: no space" in caplog.text
     assert len(events(tmp_path, StepCommitted)) == 6, "a save on the way that failed has not ended it"
     assert events(tmp_path, RunFinished) == []
 
 
-def test_a_run_that_is_not_to_be_saved_finishes(make, tmp_path):
-    loop(make(enable_save=False))
+def test_a_run_that_is_not_to_be_saved_finishes(make_session, tmp_path):
+    loop(make_session(enable_save=False))
     assert len(events(tmp_path, RunFinished)) == 1
 
 
-def test_a_regroup_is_saved_and_ends_with_its_code(make, tmp_path, monkeypatch):
+def test_a_regroup_is_saved_and_ends_with_its_code(make_session, tmp_path, monkeypatch):
     monkeypatch.setattr(NoLink, "regroup_wanted", lambda self: True)
     with pytest.raises(SystemExit) as ended:
-        loop(make())
+        loop(make_session())
     assert ended.value.code == 111
     assert [event.iteration for event in events(tmp_path, CheckpointSaved)] == [1]
 
 
-def test_a_regroup_at_the_last_step_is_a_finished_run(make, tmp_path, monkeypatch):
+def test_a_regroup_at_the_last_step_is_a_finished_run(make_session, tmp_path, monkeypatch):
     monkeypatch.setattr(NoLink, "regroup_wanted", lambda self: True)
-    loop(make(steps=1))
+    loop(make_session(steps=1))
     assert len(events(tmp_path, RunFinished)) == 1
 
 
-def test_another_batch_size_is_told_and_goes_on_at_the_same_sample(make, tmp_path):
-    loop(make())
-    loop(make(global_batch_size=15, steps=6))
+def test_another_batch_size_is_told_and_goes_on_at_the_same_sample(make_session, tmp_path):
+    loop(make_session())
+    loop(make_session(global_batch_size=15, steps=6))
     told = [event.text for event in events(tmp_path, Notice)]
     assert any("global batch 10 -> 15" in text and "going on at sample 60 exactly" in text for text in told)
     assert events(tmp_path, RunFinished)[-1] == RunFinished(iteration=8, consumed_samples=90)
 
 
-def test_the_account_of_an_own_loop_needs_none_of_its_code(make, tmp_path):
-    loop(make())
+def test_the_account_of_an_own_loop_needs_none_of_its_code(make_session, tmp_path):
+    loop(make_session())
     found = audit_run(tmp_path / "run")
     assert found.exact
     assert found.samples == 60
@@ -321,8 +308,8 @@ class TestLastWords:
         assert describe(ValueError("x"), step=0).signature
 
 
-def test_a_loop_left_with_break_keeps_its_last_step(make, tmp_path):
-    with make() as run:
+def test_a_loop_left_with_break_keeps_its_last_step(make_session, tmp_path):
+    with make_session() as run:
         net = run.parallelize(model())
         optimizer = torch.optim.AdamW(net.parameters(), lr=0.02)
         run.track(model=net, optimizer=optimizer)
@@ -336,4 +323,4 @@ def test_a_loop_left_with_break_keeps_its_last_step(make, tmp_path):
     assert [event.iteration for event in events(tmp_path, StepCommitted)] == [1, 2, 3]
     assert [event.iteration for event in events(tmp_path, CheckpointSaved)] == [3]
     assert not events(tmp_path, RunFinished)
-    assert len(loop(make())) == 3, "the next start goes on after it"
+    assert len(loop(make_session())) == 3, "the next start goes on after it"

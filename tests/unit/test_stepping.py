@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from pathlib import Path
 
 import pytest
 import torch
 
-import elastic
 from elastic.checkpoint.commit import Outcome
 from elastic.checkpoint.memory import MemoryTier, Places
 from elastic.checkpoint.room import Room
@@ -83,18 +81,6 @@ def test_workers_of_one_node_and_nodes_without_a_tier_walk_alike(tmp_path):
             each.close()
 
 
-@pytest.fixture
-def make(tmp_path, monkeypatch):
-    """A session that saves into this test's directory; the command line says nothing."""
-    monkeypatch.setattr(sys, "argv", ["own_loop.py"])
-
-    def make(**overrides):
-        given = {"steps": 6, "global_batch_size": 10, "micro_batch_size": 4, "save_path": str(tmp_path / "run")}
-        return elastic.Session(environ={}, **{**given, **overrides})
-
-    return make
-
-
 def events(tmp_path, kind):
     return [r.event for r in read_records(tmp_path / "run" / "events") if isinstance(r.event, kind)]
 
@@ -125,30 +111,32 @@ class Slow(PosixStorage):
         super().write(path, data)
 
 
-def test_a_save_under_way_is_finished_where_a_loop_is_left_between_two_steps(make, tmp_path, monkeypatch):
+def test_a_save_under_way_is_finished_where_a_loop_is_left_between_two_steps(make_session, tmp_path, monkeypatch):
     monkeypatch.setattr("elastic.session.roots.storage_for", lambda *paths, **others: Slow())
-    leave(make(save_interleaved_steps=3), before=4)
+    leave(make_session(save_interleaved_steps=3), before=4)
     assert [event.iteration for event in events(tmp_path, StepCommitted)] == [1, 2, 3]
     assert [event.iteration for event in events(tmp_path, CheckpointSaved)] == [3]
 
 
-def test_a_step_at_which_a_loop_is_left_and_that_cannot_be_saved_is_an_error(make, tmp_path, monkeypatch, caplog):
+def test_a_step_at_which_a_loop_is_left_and_that_cannot_be_saved_is_an_error(
+    make_session, tmp_path, monkeypatch, caplog
+):
     full = Outcome(committed=False, stale=False, reason="no space", manifest_digest="", total_bytes=0)
     monkeypatch.setattr("elastic.checkpoint.commit.Saving.advance", lambda self: full)
     with pytest.raises(SystemExit) as ended:
-        leave(make(), after=2)
+        leave(make_session(), after=2)
     assert ended.value.code == 70
     assert "step 2, at which the loop was left, was not saved: no space" in caplog.text
     assert len(events(tmp_path, CheckpointFailed)) == 1
 
 
-def test_a_loop_left_at_the_last_step_is_a_finished_run(make, tmp_path):
-    leave(make(), after=6)
+def test_a_loop_left_at_the_last_step_is_a_finished_run(make_session, tmp_path):
+    leave(make_session(), after=6)
     assert len(events(tmp_path, RunFinished)) == 1
 
 
-def test_a_loop_left_at_a_step_that_is_no_number_goes_back_all_the_same(make, tmp_path):
-    with make(on_nan="roll_back", save_interleaved_steps=2) as run:
+def test_a_loop_left_at_a_step_that_is_no_number_goes_back_all_the_same(make_session, tmp_path):
+    with make_session(on_nan="roll_back", save_interleaved_steps=2) as run:
         net = run.parallelize(model())
         run.track(model=net)
         for step in run.steps(dataset()):
@@ -164,11 +152,11 @@ def test_a_loop_left_at_a_step_that_is_no_number_goes_back_all_the_same(make, tm
     assert [event.iteration for event in events(tmp_path, CheckpointSaved)] == [2, 4, 5]
 
 
-def test_saves_that_the_next_one_waits_for_are_learned_from(make, tmp_path, monkeypatch):
+def test_saves_that_the_next_one_waits_for_are_learned_from(make_session, tmp_path, monkeypatch):
     monkeypatch.setattr("elastic.session.roots.storage_for", lambda *paths, **others: Slow())
     learned = []
     monkeypatch.setattr(Pacer, "after_save", lambda self, saved: learned.append(saved))
-    leave(make(save_interleaved_steps=1, steps=4))
+    leave(make_session(save_interleaved_steps=1, steps=4))
     ended = [saved for saved in learned if saved is not None and saved.saved]
     assert [saved.iteration for saved in ended] == [1, 2, 3, 4]
     assert all(saved.stall_s > 0.1 for saved in ended), "training has waited for each"
