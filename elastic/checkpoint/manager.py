@@ -237,8 +237,6 @@ class CheckpointManager:
         if self._identity is None or not self._snapshots.kept:
             return
         captured = capture(tracked)
-        if captured.cuts:
-            return  # a restart needs the parts of other nodes, too: those are on disk
         draft = self._draft(meta, self._identity, captured, judge_health(meta.signs).status)
         self._snapshots.keep(draft, self._taker.to_keep(captured), captured)
 
