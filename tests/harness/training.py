@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from elastic.config.model import Settings
 from elastic.distributed.group import Collectives
 from elastic.distributed.replicate import Replica
 from elastic.distributed.strategy import Strategy
-from elastic.events import Event, StepCommitted
+from elastic.events import Event, StepCommitted, read_records
 from elastic.session.course import Course
 from elastic.session.source import DataSource
 from elastic.session.step import Step
@@ -63,6 +64,11 @@ class Run:
     """Of the steps."""
     course: Course | None = None
     norms: list[float] = field(default_factory=list)
+
+
+def told_of(directory: Path, kind: type[Any]) -> list[Any]:
+    """The events of a kind that the sessions of a test's `make_session` told, by time."""
+    return [each.event for each in read_records(directory / "run" / "events") if isinstance(each.event, kind)]
 
 
 def settings(**overrides: Any) -> Settings:

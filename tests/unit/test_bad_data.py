@@ -19,7 +19,7 @@ from elastic.metrics.fold import Metrics
 from tests.harness.datasets import Drawing, Lying
 from tests.harness.loading import LENGTH, make
 from tests.harness.ranks import run_tensor_ranks
-from tests.harness.training import dataset, model, per_sample, train
+from tests.harness.training import dataset, model, per_sample, told_of, train
 
 
 @pytest.fixture
@@ -52,10 +52,6 @@ def loop(session, *, bad=(), data=None):
     return states
 
 
-def events(tmp_path, kind):
-    return [r.event for r in read_records(tmp_path / "run" / "events") if isinstance(r.event, kind)]
-
-
 def ends(act, caplog):
     with pytest.raises(SystemExit) as ended:
         act()
@@ -69,7 +65,7 @@ class TestNotANumber:
         assert "the loss of step 4 (samples 30 to 40) is nan" in text
         for policy in ("skip", "roll_back"):
             assert policy in text
-        assert [event.iteration for event in events(tmp_path, CheckpointSaved)] == [2]
+        assert [event.iteration for event in told_of(tmp_path, CheckpointSaved)] == [2]
         loop(session())
         assert audit_run(tmp_path / "run").exact
 
@@ -77,14 +73,14 @@ class TestNotANumber:
         states = loop(session(on_nan="skip"), bad=(4, 6))
         assert torch.equal(states[30], states[20]), "the step changed nothing, momentum and decay included"
         assert not torch.equal(states[40], states[30])
-        skipped = [event for event in events(tmp_path, StepCommitted) if event.skipped]
+        skipped = [event for event in told_of(tmp_path, StepCommitted) if event.skipped]
         assert [(event.start, event.stop, event.step_samples) for event in skipped] == [(30, 40, 0), (50, 60, 0)]
         found = audit_run(tmp_path / "run")
         assert found.exact
         assert (found.skipped_steps, found.skipped_samples, found.samples, found.never_used) == (2, 20, 60, 0)
         assert main(["audit", str(tmp_path / "run")]) == 0
         assert "used once, but for 20 that a policy skipped" in capsys.readouterr().out
-        assert sum("its samples are passed over" in event.text for event in events(tmp_path, Notice)) == 2
+        assert sum("its samples are passed over" in event.text for event in told_of(tmp_path, Notice)) == 2
 
     def test_roll_back_goes_to_the_last_save_and_passes_over_all_since(self, session, tmp_path):
         states = loop(session(on_nan="roll_back", save_interleaved_steps=2), bad=(6,))
@@ -94,7 +90,7 @@ class TestNotANumber:
         assert found.exact
         # Step 5 was done, and is not part of the lineage any more; samples 40 to 60 are passed over.
         assert (found.skipped_steps, found.skipped_samples, found.recomputed_steps) == (1, 20, 1 + 1)
-        assert [event.iteration for event in events(tmp_path, Restored)] == [0, 4]
+        assert [event.iteration for event in told_of(tmp_path, Restored)] == [0, 4]
 
     def test_roll_back_with_nothing_saved_stops(self, session, caplog):
         code, text = ends(lambda: loop(session(on_nan="roll_back"), bad=(2,)), caplog)

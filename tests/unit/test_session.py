@@ -28,7 +28,7 @@ from elastic.loop import run_job
 from elastic.session.committer import AgentCommitter, Bystander, choose_committer
 from elastic.session.ending import describe
 from elastic.world import World
-from tests.harness.training import dataset, model, per_sample, weighted
+from tests.harness.training import dataset, model, per_sample, told_of, weighted
 
 
 def loop(session, *, loss=per_sample, body=None, net=None):
@@ -49,22 +49,18 @@ def loop(session, *, loss=per_sample, body=None, net=None):
     return losses
 
 
-def events(tmp_path, kind):
-    return [r.event for r in read_records(tmp_path / "run" / "events") if isinstance(r.event, kind)]
-
-
 def test_it_trains_saves_and_says_so(make_session, tmp_path):
     losses = loop(make_session(save_interleaved_steps=4))
-    assert [event.loss for event in events(tmp_path, StepCommitted)] == losses
-    assert [event.iteration for event in events(tmp_path, CheckpointSaved)] == [4, 6]
-    assert events(tmp_path, RunFinished) == [RunFinished(iteration=6, consumed_samples=60)]
+    assert [event.loss for event in told_of(tmp_path, StepCommitted)] == losses
+    assert [event.iteration for event in told_of(tmp_path, CheckpointSaved)] == [4, 6]
+    assert told_of(tmp_path, RunFinished) == [RunFinished(iteration=6, consumed_samples=60)]
 
 
 def test_a_finished_run_says_so_and_does_nothing(make_session, tmp_path):
     loop(make_session())
     assert loop(make_session()) == []
-    assert len(events(tmp_path, RunFinished)) == 2
-    assert len(events(tmp_path, StepCommitted)) == 6
+    assert len(told_of(tmp_path, RunFinished)) == 2
+    assert len(told_of(tmp_path, StepCommitted)) == 6
 
 
 def test_it_goes_on_where_it_was_saved(make_session, tmp_path):
@@ -78,7 +74,7 @@ def test_it_goes_on_where_it_was_saved(make_session, tmp_path):
         loop(make_session(save_interleaved_steps=2), body=die)
     # The step is committed only after the body of the loop: that of step 5 was not, and step 4 is saved.
     assert loop(make_session()) == whole[4:]
-    assert [event.iteration for event in events(tmp_path, Restored)] == [0, 4]
+    assert [event.iteration for event in told_of(tmp_path, Restored)] == [0, 4]
 
 
 def test_own_loop_and_job_are_the_same_bit_for_bit(make_session, tmp_path):
@@ -207,13 +203,13 @@ def test_a_run_whose_last_step_cannot_be_saved_is_not_finished(make_session, tmp
         loop(make_session(save_interleaved_steps=4))
     assert ended.value.code == 70
     assert "last step of the run could not be saved: no space" in caplog.text
-    assert len(events(tmp_path, StepCommitted)) == 6, "a save on the way that failed has not ended it"
-    assert events(tmp_path, RunFinished) == []
+    assert len(told_of(tmp_path, StepCommitted)) == 6, "a save on the way that failed has not ended it"
+    assert told_of(tmp_path, RunFinished) == []
 
 
 def test_a_run_that_is_not_to_be_saved_finishes(make_session, tmp_path):
     loop(make_session(enable_save=False))
-    assert len(events(tmp_path, RunFinished)) == 1
+    assert len(told_of(tmp_path, RunFinished)) == 1
 
 
 def test_a_regroup_is_saved_and_ends_with_its_code(make_session, tmp_path, monkeypatch):
@@ -221,21 +217,21 @@ def test_a_regroup_is_saved_and_ends_with_its_code(make_session, tmp_path, monke
     with pytest.raises(SystemExit) as ended:
         loop(make_session())
     assert ended.value.code == 111
-    assert [event.iteration for event in events(tmp_path, CheckpointSaved)] == [1]
+    assert [event.iteration for event in told_of(tmp_path, CheckpointSaved)] == [1]
 
 
 def test_a_regroup_at_the_last_step_is_a_finished_run(make_session, tmp_path, monkeypatch):
     monkeypatch.setattr(NoLink, "regroup_wanted", lambda self: True)
     loop(make_session(steps=1))
-    assert len(events(tmp_path, RunFinished)) == 1
+    assert len(told_of(tmp_path, RunFinished)) == 1
 
 
 def test_another_batch_size_is_told_and_goes_on_at_the_same_sample(make_session, tmp_path):
     loop(make_session())
     loop(make_session(global_batch_size=15, steps=6))
-    told = [event.text for event in events(tmp_path, Notice)]
+    told = [event.text for event in told_of(tmp_path, Notice)]
     assert any("global batch 10 -> 15" in text and "going on at sample 60 exactly" in text for text in told)
-    assert events(tmp_path, RunFinished)[-1] == RunFinished(iteration=8, consumed_samples=90)
+    assert told_of(tmp_path, RunFinished)[-1] == RunFinished(iteration=8, consumed_samples=90)
 
 
 def test_the_account_of_an_own_loop_needs_none_of_its_code(make_session, tmp_path):
@@ -243,7 +239,7 @@ def test_the_account_of_an_own_loop_needs_none_of_its_code(make_session, tmp_pat
     found = audit_run(tmp_path / "run")
     assert found.exact
     assert found.samples == 60
-    (told,) = events(tmp_path, OrderChosen)
+    (told,) = told_of(tmp_path, OrderChosen)
     record = Record(time_s=0.0, node="n", rank=0, generation=0, event=dataclasses.replace(told, order_version=99))
     assert told_order([]) is None
     with pytest.raises(UsageError, match="order is of version 99"):
@@ -320,7 +316,7 @@ def test_a_loop_left_with_break_keeps_its_last_step(make_session, tmp_path):
                 optimizer.step()
             if step.iteration == 3:
                 break
-    assert [event.iteration for event in events(tmp_path, StepCommitted)] == [1, 2, 3]
-    assert [event.iteration for event in events(tmp_path, CheckpointSaved)] == [3]
-    assert not events(tmp_path, RunFinished)
+    assert [event.iteration for event in told_of(tmp_path, StepCommitted)] == [1, 2, 3]
+    assert [event.iteration for event in told_of(tmp_path, CheckpointSaved)] == [3]
+    assert not told_of(tmp_path, RunFinished)
     assert len(loop(make_session())) == 3, "the next start goes on after it"

@@ -16,13 +16,13 @@ from elastic.clock import ManualClock
 from elastic.config.model import CheckpointSettings
 from elastic.data.stream import ShardStream
 from elastic.distributed.replicate import Replica
-from elastic.events import CheckpointFailed, CheckpointSaved, RunFinished, StepCommitted, read_records
+from elastic.events import CheckpointFailed, CheckpointSaved, RunFinished, StepCommitted
 from elastic.session.leaving import LeaveOnSignal
 from elastic.session.pacing import Pacer
 from elastic.session.stepping import Stepping
 from tests.harness.checkpoints import Bench
 from tests.harness.ranks import TensorGroup, run_tensor_ranks
-from tests.harness.training import course, dataset, model, per_sample, settings
+from tests.harness.training import course, dataset, model, per_sample, settings, told_of
 
 
 def read_pairs(shard: int, epoch: int):
@@ -81,10 +81,6 @@ def test_workers_of_one_node_and_nodes_without_a_tier_walk_alike(tmp_path):
             each.close()
 
 
-def events(tmp_path, kind):
-    return [r.event for r in read_records(tmp_path / "run" / "events") if isinstance(r.event, kind)]
-
-
 def leave(session, *, before=0, after=0):
     """Train until a loop's `break`: before a step is entered, or after it is done."""
     with session as run:
@@ -114,8 +110,8 @@ class Slow(PosixStorage):
 def test_a_save_under_way_is_finished_where_a_loop_is_left_between_two_steps(make_session, tmp_path, monkeypatch):
     monkeypatch.setattr("elastic.session.roots.storage_for", lambda *paths, **others: Slow())
     leave(make_session(save_interleaved_steps=3), before=4)
-    assert [event.iteration for event in events(tmp_path, StepCommitted)] == [1, 2, 3]
-    assert [event.iteration for event in events(tmp_path, CheckpointSaved)] == [3]
+    assert [event.iteration for event in told_of(tmp_path, StepCommitted)] == [1, 2, 3]
+    assert [event.iteration for event in told_of(tmp_path, CheckpointSaved)] == [3]
 
 
 def test_a_step_at_which_a_loop_is_left_and_that_cannot_be_saved_is_an_error(
@@ -127,12 +123,12 @@ def test_a_step_at_which_a_loop_is_left_and_that_cannot_be_saved_is_an_error(
         leave(make_session(), after=2)
     assert ended.value.code == 70
     assert "step 2, at which the loop was left, was not saved: no space" in caplog.text
-    assert len(events(tmp_path, CheckpointFailed)) == 1
+    assert len(told_of(tmp_path, CheckpointFailed)) == 1
 
 
 def test_a_loop_left_at_the_last_step_is_a_finished_run(make_session, tmp_path):
     leave(make_session(), after=6)
-    assert len(events(tmp_path, RunFinished)) == 1
+    assert len(told_of(tmp_path, RunFinished)) == 1
 
 
 def test_a_loop_left_at_a_step_that_is_no_number_goes_back_all_the_same(make_session, tmp_path):
@@ -148,8 +144,8 @@ def test_a_loop_left_at_a_step_that_is_no_number_goes_back_all_the_same(make_ses
                     net[0].bias += 1
             if bad:
                 break
-    assert [event.iteration for event in events(tmp_path, StepCommitted)] == [1, 2, 3, 4, 5, 5]
-    assert [event.iteration for event in events(tmp_path, CheckpointSaved)] == [2, 4, 5]
+    assert [event.iteration for event in told_of(tmp_path, StepCommitted)] == [1, 2, 3, 4, 5, 5]
+    assert [event.iteration for event in told_of(tmp_path, CheckpointSaved)] == [2, 4, 5]
 
 
 def test_saves_that_the_next_one_waits_for_are_learned_from(make_session, tmp_path, monkeypatch):
@@ -160,4 +156,4 @@ def test_saves_that_the_next_one_waits_for_are_learned_from(make_session, tmp_pa
     ended = [saved for saved in learned if saved is not None and saved.saved]
     assert [saved.iteration for saved in ended] == [1, 2, 3, 4]
     assert all(saved.stall_s > 0.1 for saved in ended), "training has waited for each"
-    assert [event.stall_s for event in events(tmp_path, CheckpointSaved)] == [saved.stall_s for saved in ended]
+    assert [event.stall_s for event in told_of(tmp_path, CheckpointSaved)] == [saved.stall_s for saved in ended]
