@@ -15,12 +15,21 @@ from elastic.session.leaving import LeaveOnSignal
 from tests.harness.training import dataset, model, per_sample
 
 
+@pytest.fixture(autouse=True)
+def as_in_a_terminal():
+    """What is ignored from outside (under nohup, in a shell's background) stays ignored: here nothing is."""
+    usual = dict.fromkeys((signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1), signal.SIG_DFL)
+    before = {number: signal.signal(number, how) for number, how in usual.items()}
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    for number, how in before.items():
+        signal.signal(number, how)
+
+
 @pytest.fixture
 def leaving():
-    hangup = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, and what is ignored stays so
     with LeaveOnSignal() as leaving:
         yield leaving
-    signal.signal(signal.SIGHUP, hangup)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
