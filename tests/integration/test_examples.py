@@ -71,7 +71,8 @@ DYING = ("elastic/worker.py", "--job.target=tests.harness.dying_job:job", "--che
 
 def test_a_death_while_fetching_costs_only_what_was_not_saved(undisturbed, tmp_path):
     steps = "--training.steps=40"
-    assert start(*DYING, *EXAMPLE, steps, "--job.options.lives=1567", save_path=tmp_path) == -signal.SIGKILL
+    saved = "--checkpoint.save_mode=sync"  # so that the last save is durable whenever it dies
+    assert start(*DYING, *EXAMPLE, steps, saved, "--job.options.lives=1567", save_path=tmp_path) == -signal.SIGKILL
     assert len(losses_of(tmp_path)) == 15
     assert start(*DYING, *EXAMPLE, steps, "--job.options.lives=100000", save_path=tmp_path) == 0
     assert losses_of(tmp_path) == losses_of(undisturbed)
