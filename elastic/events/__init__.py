@@ -27,6 +27,7 @@ from elastic.events.kinds import (
     StorageRetried,
     WorkerLost,
     WorkerStarted,
+    WorkerStayed,
     WorldFormed,
 )
 from elastic.events.records import EVENT_TYPES, EventFile, Record, decode, encode, read_records
@@ -61,6 +62,7 @@ __all__ = [
     "StorageRetried",
     "WorkerLost",
     "WorkerStarted",
+    "WorkerStayed",
     "WorldFormed",
     "decode",
     "encode",

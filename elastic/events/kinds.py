@@ -124,6 +124,15 @@ class WorkerStarted(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class WorkerStayed(Event):
+    """This node's worker process was not ended: it takes part in the next generation with all it has."""
+
+    kind = "worker_stayed"
+    worker_rank: int
+    pid: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class WorkerLost(Event):
     """This node's worker ended before its job did."""
 

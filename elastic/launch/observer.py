@@ -17,6 +17,7 @@ from elastic.events import (
     Rescaled,
     Restored,
     StepCommitted,
+    WorkerStarted,
     decode,
 )
 from elastic.launch.recovery import RecoveryWatch
@@ -75,6 +76,9 @@ class Observer:
         except OSError as error:
             logger.error("an event could not be written (%s): %s", error, event)
         self._metrics.apply(record)
+        if isinstance(event, WorkerStarted):
+            with self._lock:
+                self._watch.started(event.path)
 
     def fault(self, cause: Cause) -> None:
         """This node's part of the generation is over, now."""
@@ -110,6 +114,7 @@ class Observer:
         self._generation = world.generation
         with self._lock:
             self._pace = Pace(advanced_s=self._clock.monotonic_s())
+            self._watch.begin()
         if not self._is_leader() or previous is None:
             return
         for event in changes(previous, world):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import selectors
 import signal
-import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from elastic.clock import Clock
 
@@ -42,6 +42,17 @@ class WakePipe:
         os.close(self.fd)
 
 
+class Process(Protocol):
+    """A child of this process, as `subprocess.Popen` is one."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def wait(self) -> int:
+        """Wait for its end; the exit code, negative where a signal ended it."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Ended:
     """A worker's end, in the order in which it was noticed."""
@@ -55,7 +66,7 @@ class Ended:
 class WorkerProcesses:
     """The workers of one generation on this node. `ended` grows as they end; `killed` holds pids that we killed."""
 
-    def __init__(self, processes: Mapping[int, subprocess.Popen[bytes]], *, wake: WakePipe, clock: Clock) -> None:
+    def __init__(self, processes: Mapping[int, Process], *, wake: WakePipe, clock: Clock) -> None:
         self.ended: dict[int, Ended] = {}
         self.killed: set[int] = set()
         self._processes = dict(processes)
@@ -83,6 +94,11 @@ class WorkerProcesses:
         """Whether some worker ended with anything but 0."""
         return any(end.exit_code != 0 for end in self.ended.values())
 
+    @property
+    def left(self) -> dict[int, Process]:
+        """By local rank: those that have not ended."""
+        return {rank: process for rank, process in self._processes.items() if rank not in self.ended}
+
     def wait(self, *, limit_s: float | None = None) -> bool:
         """Wait until a worker ends or somebody wakes us; False when the limit ran out first."""
         ready = self._selector.select(limit_s)
@@ -93,24 +109,28 @@ class WorkerProcesses:
                 self._reap(key.data)
         return bool(ready)
 
-    def let_end(self, *, limit_s: float, hurry: Callable[[], bool] = lambda: False) -> None:
+    def let_end(
+        self, *, limit_s: float, hurry: Callable[[], bool] = lambda: False,
+        staying: Callable[[], Collection[int]] = tuple,
+    ) -> None:  # fmt: skip
         """Give the workers so long to end by themselves, then kill those left and wait for them.
 
         Args:
             hurry: asked after each wake-up; True cuts the time short.
+            staying: pids of those that need not end; asked likewise.
         """
         until_s = self._clock.monotonic_s() + limit_s
-        while self.running and not hurry() and (left_s := until_s - self._clock.monotonic_s()) > 0:
+        while set(self.pids) - set(staying()) and not hurry() and (left_s := until_s - self._clock.monotonic_s()) > 0:
             self.wait(limit_s=left_s)
-        self.kill()
+        self.kill(but=staying())
 
-    def kill(self) -> None:
+    def kill(self, *, but: Collection[int] = ()) -> None:
         """SIGKILL what still runs, with its process group (a worker's data loaders), and wait for its end."""
-        for local_rank, process in self._processes.items():
-            if local_rank not in self.ended:
-                self.killed.add(process.pid)
-                _kill_group(process.pid)
-        while self.running:
+        doomed = [pid for pid in self.pids if pid not in but]
+        for pid in doomed:
+            self.killed.add(pid)
+            kill_group(pid)
+        while not set(doomed).isdisjoint(self.pids):
             self.wait()
 
     def close(self) -> None:
@@ -125,7 +145,7 @@ class WorkerProcesses:
         ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         if ended is None or ended.si_status != 0:
             # What a broken worker had forked must not outlive it. Before it is reaped: until then its id is its own.
-            _kill_group(process.pid)
+            kill_group(process.pid)
         exit_code = process.wait()
         if exit_code != -signal.SIGKILL:
             self.killed.discard(process.pid)  # it was quicker: its end is its own
@@ -134,7 +154,7 @@ class WorkerProcesses:
         )
 
 
-def _kill_group(pid: int) -> None:
+def kill_group(pid: int) -> None:
     """torch starts each worker as the leader of a session, so that its group is its own and its children's."""
     try:
         os.killpg(pid, signal.SIGKILL)

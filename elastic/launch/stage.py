@@ -30,7 +30,7 @@ from elastic.launch.stall_watch import StallWatch
 from elastic.launch.torch_details import take_signals
 from elastic.lease import LeasePage
 from elastic.lifetime import AGENT_PID
-from elastic.link import Answer, Failure
+from elastic.link import Answer, Failure, Stays
 from elastic.metrics.exporter import Exporter
 from elastic.metrics.fold import Metrics
 from elastic.rendezvous.assemble import assemble
@@ -72,6 +72,7 @@ class Stage:
         self._agent = uuid.uuid4().hex
         self._metrics = Metrics(clock=clock)
         self._told: dict[int, Failure] = {}
+        self._staying: dict[int, Stays] = {}
         self._lock = threading.Lock()
         self._previous: Agreed | None = None
         self._member = False
@@ -138,7 +139,12 @@ class Stage:
             )
         )
         self.server = WorkerServer(
-            Callbacks(event=self.observer.worker_said, failure=self._worker_failed, ask=self._answer)
+            Callbacks(
+                event=self.observer.worker_said,
+                failure=self._worker_failed,
+                ask=self._answer,
+                stays=self._worker_stays,
+            )
         )
         self._stack.callback(self.server.stop)
         self.export(
@@ -179,8 +185,6 @@ class Stage:
     def join(self, report: FailureReport | None) -> Membership:
         """Take part in the next generation. Raises JobClosed, Preempted, StoreError."""
         membership = self.coordinator.join(report, interrupted=lambda: bool(self.signals.received))
-        with self._lock:
-            self._told.clear()
         world = dataclasses.replace(membership.world, seats=self.coordinator.known_seats(membership.world))
         membership = dataclasses.replace(membership, world=world)
         self.observer.new_generation(world, previous=self._previous)
@@ -206,6 +210,19 @@ class Stage:
         )
         return membership
 
+    def begin_generation(self) -> None:
+        """What workers said of the last one is of no interest any more, nor what was asked of them."""
+        with self._lock:
+            self._told.clear()
+            self._staying.clear()
+        self.server.begin_generation()
+
+    @property
+    def staying(self) -> dict[int, Stays]:
+        """By pid: what the workers said that wait for the next generation."""
+        with self._lock:
+            return dict(self._staying)
+
     def told(self, pid: int) -> Failure | None:
         """What the worker with this pid, which has ended, said about its end."""
         self.server.hear_out(limit_s=HEAR_OUT_S)
@@ -215,6 +232,11 @@ class Stage:
     def _worker_failed(self, pid: int, failure: Failure) -> None:
         with self._lock:
             self._told[pid] = failure
+
+    def _worker_stays(self, pid: int, stays: Stays) -> None:
+        with self._lock:
+            self._staying[pid] = stays
+        self.wake.wake()
 
     def _answer(self, what: str, value: str | None) -> Answer:
         if what == "record":

@@ -25,6 +25,7 @@ class TorchChanged(ElasticError):
 
 AGENT_NAME = "LocalElasticAgent"
 SIGNAL_HANDLER_NAME = "_terminate_process_handler"
+START_NAME = "get_subprocess_handler"
 _USED_OF_AGENT = ("_invoke_run", "_start_workers", "_shutdown", "_worker_group", "_pcontext")
 
 
@@ -47,6 +48,11 @@ def take_signals(handle: Callable[[int, FrameType | None], None]) -> None:
     setattr(processes, SIGNAL_HANDLER_NAME, handle)
 
 
+def take_starts(start: Callable[..., Any]) -> None:
+    """Have torch start each worker with `start`, called as its own function is (see elastic.launch.starting)."""
+    setattr(processes, START_NAME, start)
+
+
 def missing_details() -> tuple[str, ...]:
     """What of the details does not hold in the torch that is installed; empty when all is well."""
     missing = []
@@ -58,6 +64,9 @@ def missing_details() -> tuple[str, ...]:
     missing += [f"{AGENT_NAME} has no {name}" for name in _USED_OF_AGENT if name not in agent]
     if f"signal.signal(sig, {SIGNAL_HANDLER_NAME})" not in inspect.getsource(processes.PContext.start):
         missing.append(f"PContext.start does not install {SIGNAL_HANDLER_NAME}")
-    if "subprocess_handlers" not in inspect.getsource(processes.SubprocessContext):
+    starts = inspect.getsource(processes.SubprocessContext)
+    if "subprocess_handlers" not in starts:
         missing.append("SubprocessContext has no subprocess_handlers")
+    if f"local_rank: {START_NAME}(" not in starts:
+        missing.append(f"SubprocessContext does not start workers with {START_NAME}")
     return tuple(missing)
