@@ -80,7 +80,7 @@ class Answer:
 class Link(Protocol):
     """What a worker can tell and ask its agent."""
 
-    on_over: Callable[[], None]
+    on_over: Callable[[], object]
     """Called, from another thread, when the agent says that the generation broke. It must not block."""
 
     @property
@@ -145,7 +145,7 @@ class NoLink:
     leave_wanted = False
 
     def __init__(self) -> None:
-        self.on_over: Callable[[], None] = _nothing
+        self.on_over: Callable[[], object] = _nothing
 
     def send_event(self, line: str) -> None:
         """Do nothing."""
@@ -196,7 +196,7 @@ class AgentLink:
 
     def __init__(self, path: str, *, rank: int, generation: int, pid: int) -> None:
         """Connect. Raises Fenced when the agent is gone."""
-        self.on_over: Callable[[], None] = _nothing
+        self.on_over: Callable[[], object] = _nothing
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._socket.connect(path)

@@ -186,6 +186,15 @@ class Restored(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReplicasDiffered(Event):
+    """Workers that had come equally far held different bits: a fault of a machine or of the job's code. Mended."""
+
+    kind = "replicas_differed"
+    ranks: tuple[int, ...]
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class OrderChosen(Event):
     """Which item each global sample number is, from here on. An account needs nobody's data set with it."""
 

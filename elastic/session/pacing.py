@@ -63,7 +63,7 @@ class Pacer:
         if steps != self._every_steps and self._group.rank == 0:
             self._emit(Notice(text=f"saves every {steps} steps instead of {self._every_steps}: {advice.reason}"))
         self._every_steps = steps
-        self._manager.pace(every_steps=steps)
+        self._manager.schedule.pace(every_steps=steps)
 
 
 def _blend(old: float | None, new: float) -> float:

@@ -10,15 +10,18 @@
                     step.backward(loss(model, batch))
                 optimizer.step()
 
-Everything that depends on the world is built inside the `with`. Leaving `with step:` commits the step.
+Everything that depends on the world is built inside the `with`. Leaving `with step:` commits the step. Where a peer is
+lost in it the block ends, `step.lost` says why, and the same step comes again, in another world: what follows on the
+block in the loop belongs under `if step.done:`.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import ExitStack
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -33,11 +36,10 @@ from elastic.config.load import resolve, with_overrides
 from elastic.config.model import Numerics, Settings
 from elastic.data.carrier import Transport
 from elastic.data.fetch import Collate
-from elastic.distributed.group import Alone, Collectives, choose_device, join
+from elastic.distributed.group import Alone, Collectives, choose_device
 from elastic.distributed.likeness import check_alike, measure
 from elastic.distributed.strategy import Strategy
-from elastic.errors import UsageError
-from elastic.events import GroupReady
+from elastic.errors import PeerLost, Regroup, UsageError
 from elastic.lifetime import die_with_agent
 from elastic.link import Link, NoLink
 from elastic.plan.likeness import Likeness, recorded_in
@@ -46,13 +48,15 @@ from elastic.session.course import Course
 from elastic.session.ending import end_worker
 from elastic.session.evaluation import Measure, evaluate
 from elastic.session.leaving import LeaveOnSignal
+from elastic.session.meeting import all_new, leave, meet
 from elastic.session.pacing import Pacer
 from elastic.session.parallel import check_tracked, lay_out
 from elastic.session.place import check_same_root, connect
 from elastic.session.randomness import seed_everything
 from elastic.session.reporter import Reporter
-from elastic.session.roots import open_manager
-from elastic.session.source import DataSource
+from elastic.session.roots import open_manager, serve
+from elastic.session.source import DataSource, with_slots
+from elastic.session.staying import Staying
 from elastic.session.step import Step
 from elastic.session.stepping import Stepping
 from elastic.world import World
@@ -65,7 +69,7 @@ class Session:
         self,
         *,
         settings: Settings | None = None,
-        environ: Mapping[str, str] = os.environ,
+        environ: MutableMapping[str, str] = os.environ,
         clock: Clock = SYSTEM_CLOCK,
         **overrides: Any,
     ) -> None:
@@ -87,6 +91,7 @@ class Session:
         self._course: Course | None = None
         self._stepping: Stepping | None = None
         self._leaving = LeaveOnSignal(link=lambda: self._link)
+        self._listeners: list[Callable[[World], None]] = []
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -108,26 +113,25 @@ class Session:
         self._link = connect(self.world)  # first, so that the agent hears of whatever goes wrong
         resolved = self._given or resolve(sys.argv[1:], environ=self._environ, strict=False).settings
         self.settings = with_overrides(resolved, self._overrides) if self._overrides else resolved
+        allowed = self.settings.launch.rejoin
+        self._staying = Staying(
+            link=lambda: self._link, strategies=self._strategies, leaving=self._leaving, allowed=allowed
+        )
         world = choose_device(self.world)
         save_path = self.settings.checkpoint.save_path
         check_same_root(world, save_path)
-        identity = claim(save_path, job_id=world.job_id)
+        self._identity = claim(save_path, job_id=world.job_id)
         self._report = Reporter(world=world, link=self._link, save_path=save_path, clock=self._clock)
         self._stack.callback(self._report.close)
         if self.settings.training.threads_per_worker:
             torch.set_num_threads(self.settings.training.threads_per_worker)
-        began_s = self._clock.monotonic_s()
-        self._group = join(world)
-        if world.distributed:
-            backend = "gloo" if world.device == "cpu" else "nccl"
-            self._report(GroupReady(backend=backend, seconds=self._clock.monotonic_s() - began_s))
-        self.world = world
+        self._enter(world)
         committer = choose_committer(self._link, world=world, save_path=save_path, clock=self._clock)
         if isinstance(committer, LockCommitter):
             self._stack.callback(committer.close)
         self._manager = open_manager(
             self.settings.checkpoint,
-            identity,
+            self._identity,
             world=world,
             group=self._group,
             committer=committer,
@@ -136,6 +140,13 @@ class Session:
         )
         self._stack.callback(self._manager.close)
         seed_everything(self.settings.training.seed)
+
+    def _enter(self, world: World) -> None:
+        """Join the group of a generation. Raises PeerLost."""
+        self._report.move(world)
+        self._group = meet(world, link=self._link, emit=self._report, clock=self._clock)
+        self.world = world
+        self._newcomers = all_new(self._group, stays=self._course is not None)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -167,7 +178,7 @@ class Session:
         their forward pass (SyncBatchNorm) hang, since ranks differ in how many micro-batches they run.
         """
         model = model.to(self.world.device)
-        strategy = lay_out(model, self.settings, world=self.world, group=self._group)
+        strategy = lay_out(model, self.settings, world=self.world, group=self._group, align=self._newcomers)
         self._strategies.append(strategy)
         for each in self._strategies:
             each.overlap = len(self._strategies) == 1
@@ -184,9 +195,15 @@ class Session:
                 raise UsageError(f"track({name}=…) was called twice; every tracked object needs a name of its own")
             check_tracked(name, value, self._strategies)
             if isinstance(value, torch.optim.Optimizer):
+                self._staying.watch(value)
                 for strategy in self._strategies:
                     strategy.adopt(value)
             self._tracked[name] = value
+
+    def on_world_change(self, call: Callable[[World], None]) -> None:
+        """Have something called with the new world whenever this process has come to another one with its state: for
+        what the job made from the world itself. In the order in which they were given."""
+        self._listeners.append(call)
 
     def loader(
         self,
@@ -227,7 +244,8 @@ class Session:
         found = evaluate(
             self.loader(dataset, collate_fn=collate_fn),
             measure,
-            group=self._group,
+            # Before its steps a newcomer is alone with it: the others are under way.
+            group=self._group if self._newcomers or self._stepping is not None else Alone(),
             device=self.world.device,
             batch_size=self.settings.training.micro_batch_size,
             seed=self.settings.training.seed,
@@ -253,19 +271,71 @@ class Session:
         """
         if not self._strategies:
             raise UsageError("run.steps() was called before run.parallelize(model); there is nothing to train")
-        restored = self._manager.restore(self._tracked)
-        likeness = self._likeness(restored)
+        source = data if isinstance(data, DataSource) else self.loader(data, collate_fn=collate_fn)
+        self._begin(source)
+        self._stack.enter_context(self._leaving)  # not before: there is nothing to save until here
+        while True:
+            assert self._stepping is not None  # _begin made it
+            try:
+                yield from self._stepping.walk()
+                return
+            except (PeerLost, Regroup) as error:
+                if not self._staying.possible:
+                    raise
+                lost, text = isinstance(error, PeerLost), str(error)
+            # Outside of the handler: a traceback keeps what its frames hold, the old group among it.
+            self._move(source, lost=lost, text=text)
+
+    def _move(self, source: DataSource, *, lost: bool, text: str) -> None:
+        """Leave this generation and take part in the next one that comes about."""
+        assert self._course is not None  # there were steps
+        while True:
+            self._course.pause()
+            leave(self._group, broken=lost)
+            world = self._staying.wait(
+                lost=lost, generation=self.world.generation, step=self._course.iteration, text=text,
+                environ=self._environ,
+            )  # fmt: skip
+            try:
+                self._serve(replace(world, device=self.world.device))
+                self._begin(source)
+            except PeerLost as error:
+                lost, text = True, str(error)
+            else:
+                break
+        for call in self._listeners:
+            call(self.world)
+
+    def _serve(self, world: World) -> None:
+        """Join another generation with everything that is there already. Raises PeerLost, Fenced."""
+        self._enter(world)
+        save_path = self.settings.checkpoint.save_path
+        committer = choose_committer(self._link, world=world, save_path=save_path, clock=self._clock)
+        serve(self._manager, self.settings.checkpoint, self._identity, world=world, group=self._group,
+              committer=committer, clock=self._clock, emit=self._report)  # fmt: skip
+        for strategy in self._strategies:
+            strategy.move(self._group)
+
+    def _begin(self, source: DataSource) -> None:
+        """Come to one state with all others, and to the place in the data that belongs to it. Raises as `steps`."""
+        earlier = self._course
+        restored = self._restore(source)
+        if restored.tier == "none" and not self._newcomers:
+            for strategy in self._strategies:
+                strategy.align()
         course = self._course = Course(
             settings=self.settings,
             world=self.world,
             restored=restored,
-            source=data if isinstance(data, DataSource) else self.loader(data, collate_fn=collate_fn),
+            source=source,
             emit=self._report,
             clock=self._clock,
             group=self._group,
-            likeness=likeness,
+            likeness=self._likeness(restored),
+            earlier=earlier,
         )
-        self._stack.callback(course.close)
+        if earlier is None:
+            self._stack.callback(self._close_course)
         pacer = Pacer(
             self.settings.checkpoint,
             manager=self._manager,
@@ -283,11 +353,24 @@ class Session:
             strategies=self._strategies,
             group=self._group,
             leaving=self._leaving,
+            staying=self._staying,
             emit=self._report,
         )
         self._stepping.begin(restored)
-        self._stack.enter_context(self._leaving)  # not before: there is nothing to save until here
-        yield from self._stepping.walk()
+
+    def _restore(self, source: DataSource) -> Restored:
+        if self._staying.general:
+            standing = self._course if self._course is not None and self._manager.intact else None
+            meta = None if standing is None else standing.standing_meta()
+            rejoined = self._manager.rejoin(self._tracked, meta)
+            if rejoined is not None:
+                own = standing.states if standing is not None and rejoined.tier == "process" else {}
+                return with_slots(rejoined, source, own, group=self._group)
+        return self._manager.restore(self._tracked)
+
+    def _close_course(self) -> None:
+        if self._course is not None:
+            self._course.close()
 
     def _likeness(self, restored: Restored) -> Likeness | None:
         """How all workers compute, where that must be alike. Raises NumericsDiffer, PeerLost."""
