@@ -295,5 +295,5 @@ class AgentLink:
             # What was asked for before belongs to the generation that is over.
             self._controls.clear()
             self._place = Place(**message["place"])
-        elif message["id"] == self._asked:
+        elif message["id"] >= self._asked:
             self._answers[message["id"]] = Answer(**message["answer"])

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from elastic.checkpoint.image import Image
+from elastic.checkpoint.image import Image, facts, plan_image, views
 from elastic.checkpoint.manifest import Manifest
 from elastic.checkpoint.seams import Group
+from elastic.checkpoint.shards import Shard, storable
 from elastic.checkpoint.state import Captured
 from elastic.checkpoint.storage import large_memory
 from elastic.errors import CheckpointDamaged
@@ -25,6 +26,16 @@ _CHUNK_BYTES = 64 << 20
 _MOST_NOTE_BYTES = 1 << 30
 _NAMES_SEED = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
+
+
+def pack(shard: Shard) -> Image:
+    """The image of a shard in memory of its own, that can be sent from. Raises CheckpointError, MemoryError."""
+    plan = plan_image(shard)
+    data = memoryview(large_memory(plan.size_bytes))[: plan.size_bytes]
+    data[: len(plan.header)] = plan.header
+    for name, target in views(data, plan.tensors).items():
+        target.copy_(storable(name, shard.tensors[name]))
+    return Image(name=plan.name, data=data, tensors=facts(plan))
 
 
 def routes(*, sources: Sequence[int], behind: Sequence[int]) -> list[tuple[int, int]]:

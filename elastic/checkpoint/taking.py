@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from elastic.checkpoint.image import Image, heap_image
+from elastic.checkpoint.handover import pack
+from elastic.checkpoint.image import Image
 from elastic.checkpoint.places import Places
 from elastic.checkpoint.rng import capture_rng
 from elastic.checkpoint.saving_apart import exchange, place_shards
@@ -39,7 +40,7 @@ class Taker:
     def whole(self, captured: Captured) -> list[Image]:
         """All of a replicated state but what only this rank has, to be given to another rank."""
         shards = own_shards(model=captured.model, opt=captured.opt, own={}, rank=0, world_size=1, prefix=self.prefix)
-        return [heap_image(shard) for shard in shards]
+        return [pack(shard) for shard in shards]
 
     def to_keep(self, captured: Captured) -> list[Shard]:
         """The files that this rank would write where all nodes share a directory; for a copy in memory."""

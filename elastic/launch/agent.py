@@ -190,9 +190,13 @@ class Agent(LocalElasticAgent):
 
     def _goes_on(self, workers: WorkerProcesses) -> bool:
         """Whether some worker is still in the generation, and none has found it broken."""
+        return not self._broke(workers) and not set(workers.pids) <= set(self._stage.staying)
+
+    def _broke(self, workers: WorkerProcesses) -> list[int]:
+        """The places whose workers ended in a failure, or stay and say that a peer was lost."""
         staying = self._stage.staying
-        broke = workers.failed or any(staying[pid].lost for pid in workers.pids if pid in staying)
-        return not broke and not set(workers.pids) <= set(staying)
+        lost = [rank for rank, process in workers.left.items() if process.pid in staying and staying[process.pid].lost]
+        return lost + [rank for rank, end in workers.ended.items() if end.exit_code != 0]
 
     def _ending(self, regroup: Regroup) -> None:
         self._stage.observer.fault(regroup.cause)
@@ -217,11 +221,10 @@ class Agent(LocalElasticAgent):
 
     def _settle(self, workers: WorkerProcesses) -> Verdict:
         # The fault counts from here, before waiting for those that must still end.
-        if workers.failed or not set(workers.pids) <= set(self._stage.staying):
+        if not set(workers.pids) <= set(self._stage.staying):
             self._stage.server.ask_all(Control.OVER)
-        if workers.failed:
-            ended = [self._exit_of(local_rank) for local_rank in workers.ended]
-            self._stage.observer.fault(fault_of(ended))
+        if broke := self._broke(workers):
+            self._stage.observer.fault(fault_of([self._exit_of(local_rank) for local_rank in broke]))
         workers.let_end(limit_s=self._settle_within_s(), staying=lambda: self._stage.staying)
         exits = [self._exit_of(local_rank) for local_rank in range(self._worker_group.spec.local_world_size)]
         verdict = judge(

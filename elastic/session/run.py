@@ -359,7 +359,7 @@ class Session:
         self._stepping.begin(restored)
 
     def _restore(self, source: DataSource) -> Restored:
-        if self._staying.general:
+        if self._staying.general and not self._newcomers:
             standing = self._course if self._course is not None and self._manager.intact else None
             meta = None if standing is None else standing.standing_meta()
             rejoined = self._manager.rejoin(self._tracked, meta)

@@ -17,6 +17,7 @@ from elastic.events import Emit, Notice, RunFinished
 from elastic.session.course import Course
 from elastic.session.leaving import LeaveOnSignal
 from elastic.session.pacing import Pacer
+from elastic.session.staying import Staying
 from elastic.session.step import Step
 
 
