@@ -9,16 +9,19 @@ import contextlib
 import datetime
 import json
 import os
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from elastic.distributed import cuda
+from elastic.distributed.links import Links
 from elastic.distributed.peers import peer_errors
-from elastic.errors import UsageError
+from elastic.errors import PeerLost, UsageError
 from elastic.world import World
 
 STORE_TIMEOUT_S = 30.0
@@ -36,10 +39,15 @@ class Pending(Protocol):
 
 
 class Collectives(Protocol):
-    """What training needs of the others. Every method but `leave` raises PeerLost when one of them is gone."""
+    """What training needs of the others. All but `cut` and `leave` raise PeerLost when one of them is gone."""
 
     rank: int
     size: int
+
+    @property
+    def broken(self) -> bool:
+        """Whether a peer was lost or the group was cut: every error of it means that, whatever it says."""
+        ...
 
     def sum_(self, tensor: torch.Tensor) -> None:
         """Add up a contiguous tensor over all ranks, in place."""
@@ -75,8 +83,15 @@ class Collectives(Protocol):
         """Rank 0's JSON value, everywhere."""
         ...
 
+    def cut(self) -> None:
+        """Cut this rank off: whatever waits for the others ends in milliseconds, here and where they wait for us.
+
+        From any thread, any number of times. Never raises.
+        """
+        ...
+
     def leave(self) -> None:
-        """Give up the group. Never raises."""
+        """Give up the group, so that this process can join another. Never raises, never waits for a lost peer."""
         ...
 
 
@@ -87,22 +102,12 @@ class Done:
         """Nothing to wait for."""
 
 
-class _Work:
-    """`Pending` of torch.distributed."""
-
-    def __init__(self, work: Any, *, doing: str) -> None:
-        self._work, self._doing = work, doing
-
-    def wait(self) -> None:
-        with peer_errors(self._doing):
-            self._work.wait()
-
-
 class Alone:
     """A world of one: nothing to send."""
 
     rank = 0
     size = 1
+    broken = False
 
     def sum_(self, tensor: torch.Tensor) -> None:
         """The sum over one rank is the tensor itself."""
@@ -129,6 +134,9 @@ class Alone:
     def broadcast(self, value: Any = None) -> Any:
         return value
 
+    def cut(self) -> None:
+        """There is nobody to be cut off from."""
+
     def leave(self) -> None:
         """There is no group."""
 
@@ -136,37 +144,42 @@ class Alone:
 class TorchGroup:
     """A torch.distributed group over the store that the agents made for this generation."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, *, links: Links, excepthook: Callable[..., Any]) -> None:
+        """`links`: what was opened to make it. `excepthook`: the one before torch's, which is put back at the end."""
         self.rank = world.rank
         self.size = world.size
-        self._device = torch.device("cpu")
+        self._links = links
+        self._excepthook = excepthook
+        self._under_way: set[_Work] = set()
+
+    @property
+    def broken(self) -> bool:
+        return self._links.is_cut
 
     def sum_(self, tensor: torch.Tensor) -> None:
         self.start_sum(tensor).wait()
 
     def start_sum(self, tensor: torch.Tensor) -> Pending:
-        with peer_errors("summing gradients"):
-            return _Work(dist.all_reduce(tensor, async_op=True), doing="summing gradients")
+        return self._start("summing gradients", lambda: dist.all_reduce(tensor, async_op=True))
 
     def start_exchange(
         self, received: torch.Tensor, sent: torch.Tensor, *, takes: Sequence[int], gives: Sequence[int]
     ) -> Pending:
-        with peer_errors("exchanging gradients"):
-            work = dist.all_to_all_single(received, sent, list(takes), list(gives), async_op=True)
-        return _Work(work, doing="exchanging gradients")
+        return self._start(
+            "exchanging gradients",
+            lambda: dist.all_to_all_single(received, sent, list(takes), list(gives), async_op=True),
+        )
 
     def start_collect(self, whole: torch.Tensor, piece: torch.Tensor) -> Pending:
-        with peer_errors("collecting gradients"):
-            work = dist.all_gather_single(whole, piece, async_op=True)
-        return _Work(work, doing="collecting gradients")
+        return self._start("collecting gradients", lambda: dist.all_gather_single(whole, piece, async_op=True))
 
     def broadcast_(self, tensor: torch.Tensor) -> None:
-        with peer_errors("copying parameters from rank 0"):
+        with self._losing("copying parameters from rank 0"):
             dist.broadcast(tensor, src=0)
 
     def gather(self, value: Any) -> list[Any] | None:
         data = _to_bytes(value)
-        with peer_errors("gathering"):
+        with self._losing("gathering"):
             sizes = torch.zeros(self.size, dtype=torch.int64)
             sizes[self.rank] = data.numel()
             dist.all_reduce(sizes)
@@ -180,7 +193,7 @@ class TorchGroup:
         return [_from_bytes(row[: int(size)]) for row, size in zip(rows, sizes, strict=True)]
 
     def broadcast(self, value: Any = None) -> Any:
-        with peer_errors("waiting for rank 0's word"):
+        with self._losing("waiting for rank 0's word"):
             data = _to_bytes(value) if self.rank == 0 else torch.empty(0, dtype=torch.uint8)
             size = torch.tensor([data.numel()])
             dist.broadcast(size, src=0)
@@ -190,9 +203,51 @@ class TorchGroup:
                 dist.broadcast(data, src=0)
         return _from_bytes(data)
 
+    def cut(self) -> None:
+        self._links.cut()
+
     def leave(self) -> None:
-        with contextlib.suppress(Exception):  # whatever it says, this process is through with the group
-            dist.destroy_process_group()
+        if self.broken:
+            self._links.cut()
+        # A collective under way holds the group's sockets and threads; who began it may keep it until the next step.
+        for work in self._under_way:
+            work.drop()
+        self._under_way = set()
+        _destroy(excepthook=self._excepthook)
+
+    def _start(self, doing: str, begin: Callable[[], Any]) -> Pending:
+        with self._losing(doing):
+            work = _Work(begin(), doing=doing, group=self)
+        self._under_way.add(work)
+        return work
+
+    @contextlib.contextmanager
+    def _losing(self, doing: str) -> Iterator[None]:
+        """Whoever loses a peer cuts itself off at once, since the others may be waiting for it."""
+        try:
+            with peer_errors(doing, broken=lambda: self.broken):
+                yield
+        except PeerLost:
+            self.cut()
+            raise
+
+
+class _Work:
+    """`Pending` of torch.distributed."""
+
+    def __init__(self, work: Any, *, doing: str, group: TorchGroup) -> None:
+        self._work, self._doing, self._group = work, doing, group
+
+    def wait(self) -> None:
+        if self._work is None:
+            raise PeerLost(f"{self._doing} was given up: the group that it was begun in is over")
+        with self._group._losing(self._doing):
+            self._work.wait()
+        self._group._under_way.discard(self)
+
+    def drop(self) -> None:
+        """Let go of what torch holds for it."""
+        self._work = None
 
 
 def _to_bytes(value: Any) -> torch.Tensor:
@@ -213,31 +268,64 @@ def choose_device(world: World) -> World:
         raise UsageError(str(error)) from error
 
 
-def join(world: World, *, environ: Mapping[str, str] = os.environ) -> Collectives:
-    """Join this generation's group.
+def join(world: World, *, links: Links | None = None, environ: Mapping[str, str] = os.environ) -> Collectives:
+    """Join this generation's group. A process may do so any number of times, once it has left the one before.
+
+    Args:
+        links: made by the caller just before, where another thread shall be able to cut this off while it waits.
 
     Raises:
-        PeerLost: another member did not come, or the store is gone.
+        PeerLost: another member did not come, the store is gone, or the links were cut.
     """
     if not world.distributed:
         return Alone()
+    own = links or Links()
+    hook = sys.excepthook
+    try:
+        with peer_errors("the group of this generation formed", broken=lambda: own.is_cut):
+            _init(world, store=_store_of(world, environ=environ))
+        own.settle()
+        if own.is_cut:
+            raise PeerLost("cut off while the group of this generation formed")
+    except BaseException:
+        own.cut()
+        _destroy(excepthook=hook)
+        raise
+    return TorchGroup(world, links=own, excepthook=hook)
+
+
+def _store_of(world: World, *, environ: Mapping[str, str]) -> Any:
     hosted_here = world.rank == 0 and environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
-    with peer_errors("the group of this generation formed"):
-        store = dist.TCPStore(  # type: ignore[attr-defined]
-            environ["MASTER_ADDR"],
-            int(environ["MASTER_PORT"]),
-            world_size=world.size,
-            is_master=hosted_here,
-            timeout=datetime.timedelta(seconds=STORE_TIMEOUT_S),
-            wait_for_workers=False,
-        )
-        dist.init_process_group(
-            backend="gloo" if world.device == "cpu" else cuda.BACKEND,
-            store=dist.PrefixStore(  # type: ignore[attr-defined]
-                f"generation-{world.generation}", store
-            ),
-            rank=world.rank,
-            world_size=world.size,
-            timeout=datetime.timedelta(seconds=COLLECTIVE_TIMEOUT_S),
-        )
-    return TorchGroup(world)
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        environ["MASTER_ADDR"],
+        int(environ["MASTER_PORT"]),
+        world_size=world.size,
+        is_master=hosted_here,
+        timeout=datetime.timedelta(seconds=STORE_TIMEOUT_S),
+        wait_for_workers=False,
+    )
+    return dist.PrefixStore(f"generation-{world.generation}", store)  # type: ignore[attr-defined]
+
+
+def _init(world: World, *, store: Any) -> None:
+    """Meeting the others has a shorter limit than waiting for them later on."""
+    dist.init_process_group(
+        backend="gloo" if world.device == "cpu" else cuda.BACKEND,
+        store=store,
+        rank=world.rank,
+        world_size=world.size,
+        timeout=datetime.timedelta(seconds=STORE_TIMEOUT_S),
+    )
+    distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=COLLECTIVE_TIMEOUT_S))
+
+
+def _destroy(*, excepthook: Callable[..., Any]) -> None:
+    """Take down whatever there is, so that the next group begins as the first did on every rank. Never raises."""
+    if dist.is_initialized():
+        with contextlib.suppress(Exception):  # whatever it says, this process is through with the group
+            dist.destroy_process_group()
+    # An attempt that failed has counted, too, and a group is found in the store by its number.
+    distributed_c10d._world.group_count = 0
+    # torch puts a hook around the one before for each group, so that they would pile up.
+    if getattr(sys.excepthook, "__module__", "") == distributed_c10d.__name__:
+        sys.excepthook = excepthook

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from elastic.errors import PeerLost
@@ -25,11 +25,14 @@ def is_peer_lost(error: BaseException) -> bool:
 
 
 @contextmanager
-def peer_errors(doing: str) -> Iterator[None]:
-    """Turn the backend's words for a vanished peer into PeerLost; leave other errors as they are."""
+def peer_errors(doing: str, *, broken: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    """Turn the backend's words for a vanished peer into PeerLost; leave other errors as they are.
+
+    `broken`: whether the group is known to be over, so that every error of it says so.
+    """
     try:
         yield
     except RuntimeError as error:
-        if is_peer_lost(error):
+        if broken() or is_peer_lost(error):
             raise PeerLost(f"a peer went away while {doing}: {str(error).splitlines()[0]}") from error
         raise

@@ -1,0 +1,102 @@
+"""Links: the TCP sockets that a process group opened, so that it can be cut off from its peers at any moment.
+
+A rank that waits for a dead or frozen peer can be freed by nothing that gloo offers; shutting down its own sockets
+does it in milliseconds, from any thread. And a rank whose collective has failed must shut them down, too: others may
+wait for it, and its sockets to them stay open as long as anything refers to the group.
+
+Sockets are found by what a process has open before and after a group was made, in Linux's /proc. Where that does not
+exist nothing is found: then a rank that does not come free must be killed.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+_OPEN = Path("/proc/self/fd")
+
+Opened = tuple[int, int]
+"""A descriptor and the inode of the socket behind it: numbers of descriptors are used again, those of inodes not."""
+
+
+class Links:
+    """The sockets opened since this was made, until `settle`. All methods are safe from any thread."""
+
+    def __init__(self) -> None:
+        self._before = _open_sockets()
+        self._own: frozenset[Opened] | None = None
+        self._lock = threading.Lock()
+        self._is_cut = False
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether somebody has cut them: whatever a collective says from then on, the group is over."""
+        return self._is_cut
+
+    def settle(self) -> None:
+        """The group is made: what this process opens from now on is not the group's."""
+        found = _open_sockets() - self._before
+        with self._lock:
+            self._own = found
+
+    def cut(self) -> int:
+        """Shut down every socket of the group, now; how many. Any number of times.
+
+        While the group is still being made, what it opens later is not cut: ask again until that has ended.
+        """
+        with self._lock:
+            self._is_cut = True
+            own = _open_sockets() - self._before if self._own is None else self._own
+            return sum(_shut_down(fd, inode) for fd, inode in own)
+
+
+def _open_sockets() -> frozenset[Opened]:
+    return frozenset(_sockets())
+
+
+def _sockets() -> Iterator[Opened]:
+    if not _OPEN.is_dir():
+        return
+    for name in os.listdir(_OPEN):
+        with suppress(OSError):  # closed meanwhile: by another thread, or the listing's own
+            found = os.fstat(int(name))
+            if stat.S_ISSOCK(found.st_mode):
+                yield int(name), found.st_ino
+
+
+def _shut_down(fd: int, inode: int) -> bool:
+    """Whether this socket was there, connected, and is shut down now."""
+    try:
+        copy = os.dup(fd)  # nobody else can close this one, so that it cannot become another file meanwhile
+    except OSError:
+        return False
+    try:
+        found = os.fstat(copy)
+        if not stat.S_ISSOCK(found.st_mode) or found.st_ino != inode:
+            return False
+        link = socket.socket(fileno=copy)
+        try:
+            return _shut_down_link(link)
+        finally:
+            link.detach()
+    finally:
+        os.close(copy)
+
+
+def _shut_down_link(link: socket.socket) -> bool:
+    """Never closed: gloo owns the descriptor and waits on it. And gloo ends the whole process when its listening
+    socket is shut down."""
+    if link.family not in (socket.AF_INET, socket.AF_INET6) or link.type != socket.SOCK_STREAM:
+        return False
+    if link.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        return False
+    try:
+        link.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        return False  # it is not connected any more
+    return True
