@@ -35,6 +35,8 @@ class _Board:
 class ThreadGroup:
     """The Group of one thread. Values cross as JSON, as they would between processes."""
 
+    broken = False
+
     def __init__(self, rank: int, board: _Board) -> None:
         self.rank = rank
         self.size = len(board.slots)
@@ -96,6 +98,11 @@ class TensorGroup(ThreadGroup):
 
     def broadcast_(self, tensor: torch.Tensor) -> None:
         tensor.copy_(self._share(tensor.clone())[0])
+
+    def cut(self) -> None:
+        """The others hear of it."""
+        self.broken = True
+        self._board.barrier.abort()
 
     def leave(self) -> None:
         """Nothing to give up."""

@@ -1,0 +1,81 @@
+"""Out of a dead collective: survivors of a killed or frozen rank are free at once, and form the next group in place."""
+
+import statistics
+
+import pytest
+
+from elastic.clock import SYSTEM_CLOCK
+from tests.harness.regroup import ranks
+
+pytestmark = pytest.mark.integration
+
+FREE_S = 5.0
+"""A survivor may take so long on a busy machine; alone it takes milliseconds. Without a cut it takes for ever."""
+WORKS = ["sum", "replica", "tree", "sharded"]
+
+
+def survive(made, victim, *, frozen):
+    """One rank goes in the middle of a step; the seconds until the others are free, by rank."""
+    for _ in range(2):
+        victim.hear("step")
+    (victim.freeze if frozen else victim.kill)()
+    since_s = SYSTEM_CLOCK.monotonic_s()
+    survivors = [rank for rank in made.ranks if rank is not victim]
+    if frozen:
+        for rank in survivors:
+            rank.tell("cut")
+    seconds = []
+    for rank in survivors:
+        assert rank.hear("lost", limit_s=FREE_S)
+        seconds.append(SYSTEM_CLOCK.monotonic_s() - since_s)
+        rank.hear("left", limit_s=FREE_S)
+    if frozen:
+        assert victim.state == "T"
+        victim.kill()
+    return seconds
+
+
+def cycle(made, *, times, frozen):
+    """Lose one of three, go on with two, and with a new one as three; the victim's rank changes."""
+    seconds = []
+    made.form(made.ranks)
+    for turn in range(times):
+        victim = made.ranks[turn % 3]
+        seconds += survive(made, victim, frozen=frozen)
+        newcomers = made.replace(victim)
+        made.form([rank for rank in made.ranks if rank is not victim])
+        for rank in made.ranks:
+            rank.hear("step")
+        made.leave()
+        made.form(newcomers)
+    made.leave()
+    made.end()
+    return seconds
+
+
+@pytest.mark.parametrize("frozen", [False, True], ids=["killed", "frozen"])
+@pytest.mark.parametrize("work", WORKS)
+def test_survivors_are_free_and_form_the_next_group(work, frozen):
+    with ranks(work, 3) as made:
+        cycle(made, times=1, frozen=frozen)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("frozen", [False, True], ids=["killed", "frozen"])
+@pytest.mark.parametrize("work", WORKS)
+def test_thirty_times(work, frozen):
+    with ranks(work, 3) as made:
+        seconds = cycle(made, times=30, frozen=frozen)
+    assert len(seconds) == 60
+    print(f"{work}: free after {statistics.median(seconds):.3f} s, at most {max(seconds):.3f} s")
+
+
+def test_twenty_groups_in_one_process_leave_nothing_behind():
+    with ranks("replica", 2) as made:
+        found = []
+        for _ in range(20):
+            found.append(made.form(made.ranks))
+            made.leave()
+        made.end()
+    for rank in range(2):
+        assert len({(words[rank]["sockets"], words[rank]["threads"]) for words in found}) == 1, found
