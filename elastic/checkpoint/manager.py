@@ -19,7 +19,7 @@ from elastic.checkpoint.locating import storage_for
 from elastic.checkpoint.manifest import Manifest
 from elastic.checkpoint.memory import MemoryTier
 from elastic.checkpoint.places import Places
-from elastic.checkpoint.policy import SaveVerdict, judge_health
+from elastic.checkpoint.policy import judge_health
 from elastic.checkpoint.reader import Reader
 from elastic.checkpoint.rejoining import Kept, Rejoining
 from elastic.checkpoint.restored import Restored
@@ -65,7 +65,7 @@ class CheckpointManager:
         )
         self._clock, self._prefix, self._nonce = clock, prefix, nonce
         self.intact = True
-        """Whether what is tracked is still one whole state; not while another one is being put in its place."""
+        """Whether what is tracked is one whole state; not while another one is being put in its place."""
         self.schedule = Schedule(settings)
         """When a save is due; the same on all ranks."""
         self._ancestors: tuple[str, ...] = ()
@@ -156,14 +156,16 @@ class CheckpointManager:
         """
         if self._generation is None:
             return None
-        begun_s = self._clock.monotonic_s()
-        captured, kept = capture(tracked), None
+        begun_s, captured, kept = self._clock.monotonic_s(), capture(tracked), None
         if meta is not None and self._identity is not None:
             manifest = self._draft(meta, self._identity, captured, judge_health(meta.signs).status)
             kept = Kept(manifest=manifest, durable=self.schedule.committed or 0, captured=captured)
         meeting = Rejoining(self._group, generation=self._generation, committer=self._committer, emit=self._tell)
-        self.intact = False
-        rejoined = meeting.meet(kept, tracked, held=self._snapshots.held(), images=lambda: self._taker.whole(captured))
+        images = lambda: self._taker.whole(captured)  # noqa: E731
+        try:
+            rejoined = meeting.meet(kept, tracked, held=self._snapshots.held(), images=images)
+        finally:
+            self.intact = self.intact and meeting.intact
         if rejoined is None:
             return None
         self.intact = True
@@ -174,12 +176,8 @@ class CheckpointManager:
 
     def due(self, iteration: int, *, counted: range | None = None) -> bool:
         """Whether the step just taken is to be followed by a save. `counted`: see `save_due`."""
-        return self.verdict(iteration, counted=counted).due
-
-    def verdict(self, iteration: int, *, counted: range | None = None) -> SaveVerdict:
-        """The same with the reason."""
         under_way = None if self._flight is None else self._flight.meta.iteration
-        return self.schedule.verdict(iteration, counted=counted, under_way=under_way)
+        return self.schedule.verdict(iteration, counted=counted, under_way=under_way).due
 
     @property
     def ready(self) -> bool:
@@ -228,9 +226,7 @@ class CheckpointManager:
             return unsaved(meta, f"iteration {self._flight.meta.iteration} is still being written")
         earlier = self.settle()
         if meta.iteration == self.schedule.committed:
-            reason = "this iteration is the committed one already"
-            found = unsaved(meta, reason, earlier=earlier)
-            return replace(found, saved=True)
+            return replace(unsaved(meta, "this iteration is the committed one already", earlier=earlier), saved=True)
         self._flight = self._begin(tracked, meta, self._identity)
         if wait or self._start is at_once:
             ended = self.settle()
@@ -272,13 +268,7 @@ class CheckpointManager:
             raise Fenced(f"iteration {meta.iteration} was not committed: {outcome.reason}")
         if outcome.fenced:
             self._tell(events.Fencing(what="checkpoint", reason=f"the tracker was left alone: {outcome.fenced}"))
-        if outcome.committed:
-            self.schedule.saved(meta.iteration)
-            self._after_commit(meta, outcome, seconds=seconds, stall_s=stall_s)
-        else:
-            self.schedule.failed(meta.iteration)
-            self._tell(events.CheckpointFailed(iteration=meta.iteration, reason=outcome.reason))
-        return SaveResult(
+        result = SaveResult(
             saved=outcome.committed,
             iteration=meta.iteration,
             total_bytes=outcome.total_bytes,
@@ -286,6 +276,13 @@ class CheckpointManager:
             reason=outcome.reason,
             stall_s=stall_s,
         )
+        if outcome.committed:
+            self.schedule.saved(meta.iteration)
+            self._after_commit(meta, outcome, result)
+        else:
+            self.schedule.failed(meta.iteration)
+            self._tell(events.CheckpointFailed(iteration=meta.iteration, reason=outcome.reason))
+        return result
 
     def _begin(self, tracked: Mapping[str, Any], meta: SaveMeta, identity: RootIdentity) -> Flight:
         begun_s = self._clock.monotonic_s()
@@ -335,17 +332,12 @@ class CheckpointManager:
             ancestors=self._ancestors[-max(_ANCESTORS, self._settings.save_max) :],
         )
 
-    def _after_commit(self, meta: SaveMeta, outcome: Outcome, *, seconds: float, stall_s: float) -> None:
+    def _after_commit(self, meta: SaveMeta, outcome: Outcome, result: SaveResult) -> None:
         now_s = self._clock.monotonic_s()
         interval_s = None if self._saved_at_s is None else now_s - self._saved_at_s
         self._saved_at_s = now_s
         self._ancestors += (outcome.manifest_digest,)
-        size_bytes, skipped = outcome.total_bytes, self._skipped
-        self._tell(
-            saved_event(
-                meta, total_bytes=size_bytes, seconds=seconds, interval_s=interval_s, stall_s=stall_s, skipped=skipped
-            )
-        )
+        self._tell(saved_event(meta, result, interval_s=interval_s, skipped=self._skipped))
         self._skipped = 0
         if outcome.left_out:
             self._tell(events.Notice(text=f"iteration {meta.iteration} is not kept everywhere: {outcome.left_out}"))

@@ -65,6 +65,8 @@ class Rejoining:
 
     def __init__(self, group: Group, *, generation: int, committer: Committer, emit: events.Emit) -> None:
         self._group, self._generation, self._committer, self._emit = group, generation, committer, emit
+        self.intact = True
+        """Whether what is tracked is what it was; not once another state is being put in its place."""
 
     def meet(
         self, kept: Kept | None, tracked: Mapping[str, Any], *, held: Sequence[Held], images: Giver
@@ -131,7 +133,9 @@ class Rejoining:
                 )
                 manifest, files = take(line=self._group, source=source)
                 tier = "peer"
-            prepare(captured_from(manifest, files), tracked)()
+            apply = prepare(captured_from(manifest, files), tracked)
+            self.intact = False
+            apply()
             return restored_from(manifest, tier=tier, reason=choice.reason, own=True)
         except (CheckpointError, OSError, MemoryError) as error:
             return str(error)

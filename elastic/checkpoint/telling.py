@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from elastic import events
 from elastic.checkpoint.draft import SaveMeta
+from elastic.checkpoint.flight import SaveResult
 from elastic.checkpoint.restored import Restored
 
 
@@ -19,15 +20,15 @@ def restored_event(restored: Restored, *, seconds: float) -> events.Restored:
 
 
 def saved_event(
-    meta: SaveMeta, *, total_bytes: int, seconds: float, interval_s: float | None, stall_s: float, skipped: int
+    meta: SaveMeta, result: SaveResult, *, interval_s: float | None, skipped: int
 ) -> events.CheckpointSaved:
     """An iteration was committed."""
     return events.CheckpointSaved(
         iteration=meta.iteration,
         consumed_samples=meta.consumed_samples,
-        bytes=total_bytes,
-        seconds=seconds,
+        bytes=result.total_bytes,
+        seconds=result.seconds,
         interval_s=interval_s,
-        stall_s=stall_s,
+        stall_s=result.stall_s,
         skipped=skipped,
     )

@@ -21,44 +21,30 @@ import os
 import sys
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import ExitStack
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 from torch import nn
 
-from elastic.checkpoint.restored import Restored
-from elastic.checkpoint.root import claim
-from elastic.checkpoint.seams import LockCommitter
 from elastic.clock import SYSTEM_CLOCK, Clock
 from elastic.config.load import resolve, with_overrides
-from elastic.config.model import Numerics, Settings
+from elastic.config.model import Settings
 from elastic.data.carrier import Transport
 from elastic.data.fetch import Collate
-from elastic.distributed.group import Alone, Collectives, choose_device
-from elastic.distributed.likeness import check_alike, measure
-from elastic.distributed.strategy import Strategy
-from elastic.errors import PeerLost, Regroup, UsageError
+from elastic.distributed.group import Alone, choose_device
+from elastic.errors import UsageError
 from elastic.lifetime import die_with_agent
 from elastic.link import Link, NoLink
-from elastic.plan.likeness import Likeness, recorded_in
-from elastic.session.committer import choose_committer
-from elastic.session.course import Course
 from elastic.session.ending import end_worker
 from elastic.session.evaluation import Measure, evaluate
+from elastic.session.generations import Generations
 from elastic.session.leaving import LeaveOnSignal
-from elastic.session.meeting import all_new, leave, meet
-from elastic.session.pacing import Pacer
 from elastic.session.parallel import check_tracked, lay_out
 from elastic.session.place import check_same_root, connect
 from elastic.session.randomness import seed_everything
-from elastic.session.reporter import Reporter
-from elastic.session.roots import open_manager, serve
-from elastic.session.source import DataSource, with_slots
-from elastic.session.staying import Staying
+from elastic.session.source import DataSource
 from elastic.session.step import Step
-from elastic.session.stepping import Stepping
 from elastic.world import World
 
 
@@ -81,18 +67,18 @@ class Session:
         """
         self._given = settings
         self._overrides = overrides
-        self.world = World.from_environ(environ)
         self._environ = environ
         self._clock = clock
-        self._tracked: dict[str, Any] = {}
-        self._strategies: list[Strategy] = []
-        self._group: Collectives = Alone()
+        self._first = World.from_environ(environ)
         self._link: Link = NoLink()
-        self._course: Course | None = None
-        self._stepping: Stepping | None = None
+        self._life: Generations | None = None
         self._leaving = LeaveOnSignal(link=lambda: self._link)
-        self._listeners: list[Callable[[World], None]] = []
         self._stack = ExitStack()
+
+    @property
+    def world(self) -> World:
+        """This worker's place in the present generation."""
+        return self._first if self._life is None else self._life.world
 
     def __enter__(self) -> Self:
         """Join the group of this generation.
@@ -110,63 +96,52 @@ class Session:
 
     def _open(self) -> None:
         die_with_agent(self._environ)
-        self._link = connect(self.world)  # first, so that the agent hears of whatever goes wrong
+        self._link = connect(self._first)  # first, so that the agent hears of whatever goes wrong
         resolved = self._given or resolve(sys.argv[1:], environ=self._environ, strict=False).settings
         self.settings = with_overrides(resolved, self._overrides) if self._overrides else resolved
-        allowed = self.settings.launch.rejoin
-        self._staying = Staying(
-            link=lambda: self._link, strategies=self._strategies, leaving=self._leaving, allowed=allowed
+        world = choose_device(self._first)
+        check_same_root(world, self.settings.checkpoint.save_path)
+        life = self._life = Generations(
+            world,
+            self.settings,
+            link=self._link,
+            leaving=self._leaving,
+            stack=self._stack,
+            environ=self._environ,
+            clock=self._clock,
         )
-        world = choose_device(self.world)
-        save_path = self.settings.checkpoint.save_path
-        check_same_root(world, save_path)
-        self._identity = claim(save_path, job_id=world.job_id)
-        self._report = Reporter(world=world, link=self._link, save_path=save_path, clock=self._clock)
-        self._stack.callback(self._report.close)
         if self.settings.training.threads_per_worker:
             torch.set_num_threads(self.settings.training.threads_per_worker)
-        self._enter(world)
-        committer = choose_committer(self._link, world=world, save_path=save_path, clock=self._clock)
-        if isinstance(committer, LockCommitter):
-            self._stack.callback(committer.close)
-        self._manager = open_manager(
-            self.settings.checkpoint,
-            self._identity,
-            world=world,
-            group=self._group,
-            committer=committer,
-            clock=self._clock,
-            emit=self._report,
-        )
-        self._stack.callback(self._manager.close)
+        life.enter()
         seed_everything(self.settings.training.seed)
-
-    def _enter(self, world: World) -> None:
-        """Join the group of a generation. Raises PeerLost."""
-        self._report.move(world)
-        self._group = meet(world, link=self._link, emit=self._report, clock=self._clock)
-        self.world = world
-        self._newcomers = all_new(self._group, stays=self._course is not None)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
-            if error is None and self._stepping is not None:
-                self._stepping.commit_last()
-            elif isinstance(error, Exception) and self.world.size == 1 and self._course is not None:
-                self._manager.settle()  # with no peers to wait for, what was begun is still brought to its end
+            life = self._opened
+            if error is None and life.stepping is not None:
+                life.stepping.commit_last()
+            elif isinstance(error, Exception) and self.world.size == 1 and life.course is not None:
+                life.manager.settle()  # with no peers to wait for, what was begun is still brought to its end
         except BaseException as failed:
             self._end(failed)
             raise
         self._end(error)
 
     def _end(self, error: BaseException | None) -> None:
-        step = self._course.iteration if self._course is not None else 0
+        life = self._life
+        step = life.course.iteration if life is not None and life.course is not None else 0
         try:
             self._stack.close()
         finally:
-            end_worker(error, link=self._link, group=self._group, step=step)
+            end_worker(error, link=self._link, group=Alone() if life is None else life.group, step=step)
+
+    @property
+    def _opened(self) -> Generations:
+        if self._life is None:
+            raise UsageError("a Session is used inside of `with elastic.Session(...) as run:`")
+        return self._life
 
     def parallelize(self, model: nn.Module) -> nn.Module:
         """Put a model on this worker's device, equal on all ranks, as training.strategy says; returns the module.
@@ -177,11 +152,12 @@ class Session:
         are those of rank 0's samples, so that they depend on the world size. Layers that wait for other ranks in
         their forward pass (SyncBatchNorm) hang, since ranks differ in how many micro-batches they run.
         """
-        model = model.to(self.world.device)
-        strategy = lay_out(model, self.settings, world=self.world, group=self._group, align=self._newcomers)
-        self._strategies.append(strategy)
-        for each in self._strategies:
-            each.overlap = len(self._strategies) == 1
+        life = self._opened
+        model = model.to(life.world.device)
+        strategy = lay_out(model, self.settings, world=life.world, group=life.group, align=life.newcomers)
+        life.strategies.append(strategy)
+        for each in life.strategies:
+            each.overlap = len(life.strategies) == 1
         return strategy.model
 
     def track(self, **objects: Any) -> None:
@@ -190,20 +166,21 @@ class Session:
         Raises:
             UsageError: a name used twice, an object without the two methods, or one that cannot be used with fsdp2.
         """
+        life = self._opened
         for name, value in objects.items():
-            if name in self._tracked:
+            if name in life.tracked:
                 raise UsageError(f"track({name}=…) was called twice; every tracked object needs a name of its own")
-            check_tracked(name, value, self._strategies)
+            check_tracked(name, value, life.strategies)
             if isinstance(value, torch.optim.Optimizer):
-                self._staying.watch(value)
-                for strategy in self._strategies:
+                life.staying.watch(value)
+                for strategy in life.strategies:
                     strategy.adopt(value)
-            self._tracked[name] = value
+            life.tracked[name] = value
 
     def on_world_change(self, call: Callable[[World], None]) -> None:
         """Have something called with the new world whenever this process has come to another one with its state: for
         what the job made from the world itself. In the order in which they were given."""
-        self._listeners.append(call)
+        self._opened.listeners.append(call)
 
     def loader(
         self,
@@ -241,19 +218,20 @@ class Session:
             name -> sum of all sums over sum of all weights, on every rank. All ranks must call this alike. It is an
             event too, once there are steps.
         """
+        life = self._opened
         found = evaluate(
             self.loader(dataset, collate_fn=collate_fn),
             measure,
             # Before its steps a newcomer is alone with it: the others are under way.
-            group=self._group if self._newcomers or self._stepping is not None else Alone(),
+            group=life.group if life.newcomers or life.stepping is not None else Alone(),
             device=self.world.device,
             batch_size=self.settings.training.micro_batch_size,
             seed=self.settings.training.seed,
-            lockstep=any(each.lockstep for each in self._strategies),
+            lockstep=any(each.lockstep for each in life.strategies),
         )
-        if self.world.rank == 0 and self._course is not None:
-            step = None if self._stepping is None else self._stepping.open_step
-            self._report(self._course.evaluated(found, step))
+        if life.world.rank == 0 and life.course is not None:
+            step = None if life.stepping is None else life.stepping.open_step
+            life.report(life.course.evaluated(found, step))
         return found
 
     def steps(self, data: Any, *, collate_fn: Collate | None = None) -> Iterator[Step]:
@@ -265,118 +243,12 @@ class Session:
         Raises:
             DataError: the data cannot be used, or is not what the saved run was using.
             NothingToRestore: load_path was given and holds nothing to restore.
-            Regroup: from inside the loop, when the membership is about to change; the state was saved before.
+            Regroup: from inside the loop, when the membership changes and this worker cannot stay; the state was saved.
             Preempted: the same without an agent of ours, on a signal.
             CheckpointError: the last step could not be saved, so that the run is not finished.
         """
-        if not self._strategies:
+        if not self._opened.strategies:
             raise UsageError("run.steps() was called before run.parallelize(model); there is nothing to train")
-        source = data if isinstance(data, DataSource) else self.loader(data, collate_fn=collate_fn)
-        self._begin(source)
-        self._stack.enter_context(self._leaving)  # not before: there is nothing to save until here
-        while True:
-            assert self._stepping is not None  # _begin made it
-            try:
-                yield from self._stepping.walk()
-                return
-            except (PeerLost, Regroup) as error:
-                if not self._staying.possible:
-                    raise
-                lost, text = isinstance(error, PeerLost), str(error)
-            # Outside of the handler: a traceback keeps what its frames hold, the old group among it.
-            self._move(source, lost=lost, text=text)
-
-    def _move(self, source: DataSource, *, lost: bool, text: str) -> None:
-        """Leave this generation and take part in the next one that comes about."""
-        assert self._course is not None  # there were steps
-        while True:
-            self._course.pause()
-            leave(self._group, broken=lost)
-            world = self._staying.wait(
-                lost=lost, generation=self.world.generation, step=self._course.iteration, text=text,
-                environ=self._environ,
-            )  # fmt: skip
-            try:
-                self._serve(replace(world, device=self.world.device))
-                self._begin(source)
-            except PeerLost as error:
-                lost, text = True, str(error)
-            else:
-                break
-        for call in self._listeners:
-            call(self.world)
-
-    def _serve(self, world: World) -> None:
-        """Join another generation with everything that is there already. Raises PeerLost, Fenced."""
-        self._enter(world)
-        save_path = self.settings.checkpoint.save_path
-        committer = choose_committer(self._link, world=world, save_path=save_path, clock=self._clock)
-        serve(self._manager, self.settings.checkpoint, self._identity, world=world, group=self._group,
-              committer=committer, clock=self._clock, emit=self._report)  # fmt: skip
-        for strategy in self._strategies:
-            strategy.move(self._group)
-
-    def _begin(self, source: DataSource) -> None:
-        """Come to one state with all others, and to the place in the data that belongs to it. Raises as `steps`."""
-        earlier = self._course
-        restored = self._restore(source)
-        if restored.tier == "none" and not self._newcomers:
-            for strategy in self._strategies:
-                strategy.align()
-        course = self._course = Course(
-            settings=self.settings,
-            world=self.world,
-            restored=restored,
-            source=source,
-            emit=self._report,
-            clock=self._clock,
-            group=self._group,
-            likeness=self._likeness(restored),
-            earlier=earlier,
+        yield from self._opened.steps(
+            data if isinstance(data, DataSource) else self.loader(data, collate_fn=collate_fn)
         )
-        if earlier is None:
-            self._stack.callback(self._close_course)
-        pacer = Pacer(
-            self.settings.checkpoint,
-            manager=self._manager,
-            group=self._group,
-            clock=self._clock,
-            emit=self._report,
-            events=self._report.path.parent,
-        )
-        self._stepping = Stepping(
-            self.settings,
-            course=course,
-            manager=self._manager,
-            pacer=pacer,
-            tracked=self._tracked,
-            strategies=self._strategies,
-            group=self._group,
-            leaving=self._leaving,
-            staying=self._staying,
-            emit=self._report,
-        )
-        self._stepping.begin(restored)
-
-    def _restore(self, source: DataSource) -> Restored:
-        if self._staying.general and not self._newcomers:
-            standing = self._course if self._course is not None and self._manager.intact else None
-            meta = None if standing is None else standing.standing_meta()
-            rejoined = self._manager.rejoin(self._tracked, meta)
-            if rejoined is not None:
-                own = standing.states if standing is not None and rejoined.tier == "process" else {}
-                return with_slots(rejoined, source, own, group=self._group)
-        return self._manager.restore(self._tracked)
-
-    def _close_course(self) -> None:
-        if self._course is not None:
-            self._course.close()
-
-    def _likeness(self, restored: Restored) -> Likeness | None:
-        """How all workers compute, where that must be alike. Raises NumericsDiffer, PeerLost."""
-        training = self.settings.training
-        if training.numerics is not Numerics.EXACT:
-            return None
-        own = measure(training, device=self.world.device, environ=self._environ)
-        check_alike(own, recorded=recorded_in(restored.settings) if restored.own else None, group=self._group)
-        return own

@@ -7,7 +7,7 @@ optimizer is at work: its parameters are half of one step and half of the next t
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 from torch.optim import Optimizer
@@ -23,10 +23,10 @@ _LOOK_S = 0.2
 
 
 class Staying:
-    """One for each worker. `link` and `strategies` are asked for when they are needed."""
+    """One for each worker. `strategies`: those there are by the time that it is asked."""
 
     def __init__(
-        self, *, link: Callable[[], Link], strategies: Sequence[Strategy], leaving: LeaveOnSignal, allowed: bool = True
+        self, *, link: Link, strategies: Sequence[Strategy], leaving: LeaveOnSignal, allowed: bool = True
     ) -> None:
         self._link, self._strategies, self._leaving, self._allowed = link, strategies, leaving, allowed
         self._touched = False
@@ -35,7 +35,7 @@ class Staying:
     def general(self) -> bool:
         """Whether workers of this job stay at all: the same on all ranks."""
         movable = bool(self._strategies) and all(each.movable for each in self._strategies)
-        return self._allowed and movable and self._link().present
+        return self._allowed and movable and self._link.present
 
     @property
     def possible(self) -> bool:
@@ -45,7 +45,7 @@ class Staying:
     @property
     def over(self) -> bool:
         """Whether the agent says that the generation is broken."""
-        return self._link().over
+        return self._link.over
 
     def watch(self, optimizer: Optimizer) -> None:
         """Know when it is at work."""
@@ -64,7 +64,7 @@ class Staying:
         Raises:
             Fenced: the agent is gone. Preempted: a signal came meanwhile.
         """
-        link = self._link()
+        link = self._link
         link.send_stays(Stays(generation=generation, lost=lost, step=step, text=text))
         while (place := link.next_place(limit_s=_LOOK_S)) is None:
             if self._leaving.received is not None:
