@@ -19,6 +19,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from elastic.errors import ElasticError, ExitCode, Preempted, UsageError
 from elastic.events import Cause, Fencing, JobEnded, Outcome, RoundOpened, WorkerLost, WorkerStarted
 from elastic.launch.exits import Ending, Verdict, WorkerExit, cause_of, describe, fault_of, judge
+from elastic.launch.forked import path_of
 from elastic.launch.processes import WorkerProcesses
 from elastic.launch.stage import Stage
 from elastic.launch.stall import kill_stopped
@@ -123,12 +124,14 @@ class Agent(LocalElasticAgent):
         pids = self._start_workers(group)
         context = self._pcontext
         assert context is not None  # _start_workers made it
+        handlers = context.subprocess_handlers.items()  # type: ignore[attr-defined]
+        processes = {local_rank: handler.proc for local_rank, handler in handlers}
         for worker in group.workers:
             worker.id = pids[worker.local_rank]
-            self._stage.observer.emit(WorkerStarted(worker_rank=worker.global_rank, pid=worker.id, path="reexec"))
-        handlers = context.subprocess_handlers.items()  # type: ignore[attr-defined]
+            path = path_of(processes[worker.local_rank])
+            self._stage.observer.emit(WorkerStarted(worker_rank=worker.global_rank, pid=worker.id, path=path))
         self._workers = WorkerProcesses(
-            {local_rank: handler.proc for local_rank, handler in handlers},
+            processes,
             wake=self._stage.wake,
             clock=self._stage.clock,
         )

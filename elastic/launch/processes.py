@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import selectors
 import signal
-import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from elastic.clock import Clock
 
@@ -42,6 +42,19 @@ class WakePipe:
         os.close(self.fd)
 
 
+class Process(Protocol):
+    """A child: subprocess.Popen, or a worker that the zygote forked."""
+
+    @property
+    def pid(self) -> int:
+        """Its id; its own until it was waited for."""
+        ...
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code, negative for a signal."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Ended:
     """A worker's end, in the order in which it was noticed."""
@@ -55,7 +68,7 @@ class Ended:
 class WorkerProcesses:
     """The workers of one generation on this node. `ended` grows as they end; `killed` holds pids that we killed."""
 
-    def __init__(self, processes: Mapping[int, subprocess.Popen[bytes]], *, wake: WakePipe, clock: Clock) -> None:
+    def __init__(self, processes: Mapping[int, Process], *, wake: WakePipe, clock: Clock) -> None:
         self.ended: dict[int, Ended] = {}
         self.killed: set[int] = set()
         self._processes = dict(processes)
@@ -64,6 +77,7 @@ class WorkerProcesses:
         self._selector = selectors.DefaultSelector()
         self._selector.register(wake.fd, selectors.EVENT_READ, None)
         self._pidfds: dict[int, int] = {}
+        self._groups: list[int] = []
         for local_rank, process in self._processes.items():
             self._pidfds[local_rank] = os.pidfd_open(process.pid)
             self._selector.register(self._pidfds[local_rank], selectors.EVENT_READ, local_rank)
@@ -114,7 +128,9 @@ class WorkerProcesses:
             self.wait()
 
     def close(self) -> None:
-        """Close what was opened to watch."""
+        """Close what was opened to watch, and bury what else of the workers' is dead."""
+        for group in self._groups:
+            _reap_orphans(group)
         self._selector.close()
         for fd in self._pidfds.values():
             os.close(fd)
@@ -127,6 +143,7 @@ class WorkerProcesses:
             # What a broken worker had forked must not outlive it. Before it is reaped: until then its id is its own.
             _kill_group(process.pid)
         exit_code = process.wait()
+        self._groups.append(process.pid)
         if exit_code != -signal.SIGKILL:
             self.killed.discard(process.pid)  # it was quicker: its end is its own
         self.ended[local_rank] = Ended(
@@ -140,3 +157,12 @@ def _kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
         return  # nobody is left in it
+
+
+def _reap_orphans(group: int) -> None:
+    """Those of a worker's processes that became our children when it ended: where we adopt, or are process 1."""
+    try:
+        while os.waitpid(-group, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return  # none are left

@@ -24,10 +24,11 @@ from elastic.events import AgentStarted, EventFile, WorldFormed
 from elastic.launch.interface import interface_of
 from elastic.launch.observer import Observer
 from elastic.launch.processes import WakePipe
+from elastic.launch.ready import ReadyWorkers
 from elastic.launch.server import Callbacks, WorkerServer
 from elastic.launch.signals import LeaveSignals
 from elastic.launch.stall_watch import StallWatch
-from elastic.launch.torch_details import take_signals
+from elastic.launch.torch_details import start_with, take_signals
 from elastic.lease import LeasePage
 from elastic.lifetime import AGENT_PID
 from elastic.link import Answer, Failure
@@ -59,6 +60,7 @@ class Stage:
         node: str,
         environ: Mapping[str, str],
         clock: Clock,
+        ready: ReadyWorkers | None,
     ) -> None:
         """Put the parts together; nothing is started and nothing is connected to yet.
 
@@ -86,6 +88,10 @@ class Stage:
             clock=clock,
             is_leader=lambda: self.coordinator.is_leader,
         )
+        if ready is not None:
+            ready.attach(emit=self.observer.emit, wake=self.wake, interrupted=lambda: bool(self.signals.received))
+            start_with(ready.fork)
+            self._stack.callback(ready.stop)
         self._page = LeasePage.create()
         self._stack.callback(self._page.remove)
         self.handler = assemble(
