@@ -292,6 +292,10 @@ class LaunchSettings:
         default=True,
         metadata=_about("workers keep their process and state when the membership changes; false: they start again"),
     )
+    ready_workers: bool = field(
+        default=True,
+        metadata=_about("fork workers from a process that has imported everything; false: each is a new Python"),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -115,7 +115,7 @@ class NodeLost(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerStarted(Event):
-    """This node's worker process was started. `path`: how (reexec is a new Python)."""
+    """This node's worker process was started. `path`: how (refork: from the zygote; reexec: a new Python)."""
 
     kind = "worker_started"
     worker_rank: int

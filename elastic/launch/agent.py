@@ -20,12 +20,13 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from elastic.errors import ElasticError, ExitCode, Preempted, UsageError
 from elastic.events import Cause, Fencing, JobEnded, Outcome, RoundOpened, WorkerLost, WorkerStarted, WorkerStayed
 from elastic.launch.exits import Ending, Verdict, WorkerExit, cause_of, describe, fault_of, judge, staying_as
-from elastic.launch.processes import WorkerProcesses
+from elastic.launch.forked import path_of
+from elastic.launch.processes import Process, WorkerProcesses
 from elastic.launch.stage import Stage
 from elastic.launch.stall import kill_stopped
 from elastic.launch.stall_watch import Finding
 from elastic.launch.starting import Starter
-from elastic.launch.torch_details import take_starts
+from elastic.launch.torch_details import handler_with, take_starts
 from elastic.link import Control
 from elastic.rendezvous.errors import JobClosed
 from elastic.rendezvous.membership import Membership, Regroup
@@ -55,7 +56,10 @@ class Agent(LocalElasticAgent):
         super().__init__(spec, *args, **kwargs)
         self._stage = stage
         self._workers: WorkerProcesses | None = None
-        self._starter = Starter(place=lambda pid, place: stage.server.place(pid, place), extra=self._told_anew)
+        forks = stage.ready.fork if stage.ready is not None else _none
+        self._starter = Starter(
+            handler_with(forks), place=lambda pid, place: stage.server.place(pid, place), extra=self._told_anew
+        )
         self._grace_s = float(kwargs.get("shutdown_timeout") or 30)
 
     def _invoke_run(self, role: str = "default") -> RunResult:
@@ -133,12 +137,13 @@ class Agent(LocalElasticAgent):
         pids = self._start_workers(group)
         context = self._pcontext
         assert context is not None  # _start_workers made it
+        handlers = context.subprocess_handlers.items()  # type: ignore[attr-defined]
+        processes = {local_rank: handler.proc for local_rank, handler in handlers}
         for worker in group.workers:
             worker.id = pids[worker.local_rank]
-            self._tell_started(worker)
-        handlers = context.subprocess_handlers.items()  # type: ignore[attr-defined]
+            self._tell_started(worker, processes[worker.local_rank])
         self._workers = WorkerProcesses(
-            {local_rank: handler.proc for local_rank, handler in handlers},
+            processes,
             wake=self._stage.wake,
             clock=self._stage.clock,
         )
@@ -149,11 +154,12 @@ class Agent(LocalElasticAgent):
         """What changes for a worker that stays, beside torch's own variables."""
         return {GENERATION: os.environ[GENERATION]}
 
-    def _tell_started(self, worker: Worker) -> None:
+    def _tell_started(self, worker: Worker, process: Process) -> None:
+        rank, pid = worker.global_rank, worker.id
         if worker.local_rank in self._starter.stayed:
-            self._stage.observer.emit(WorkerStayed(worker_rank=worker.global_rank, pid=worker.id))
+            self._stage.observer.emit(WorkerStayed(worker_rank=rank, pid=pid))
         else:
-            self._stage.observer.emit(WorkerStarted(worker_rank=worker.global_rank, pid=worker.id, path="reexec"))
+            self._stage.observer.emit(WorkerStarted(worker_rank=rank, pid=pid, path=path_of(process)))
 
     def _live(self) -> Verdict:
         """Wait until this node's part of the generation is over, and end what is left of it."""
@@ -283,6 +289,10 @@ class Agent(LocalElasticAgent):
         if exit_code != ExitCode.DONE:
             last_word(text)
         raise SystemExit(int(exit_code))
+
+
+def _none(*_: object) -> None:
+    """Nothing forks workers here: each is a new Python."""
 
 
 def last_word(text: str) -> None:

@@ -114,7 +114,6 @@ class Observer:
         self._generation = world.generation
         with self._lock:
             self._pace = Pace(advanced_s=self._clock.monotonic_s())
-            self._watch.begin()
         if not self._is_leader() or previous is None:
             return
         for event in changes(previous, world):

@@ -43,13 +43,15 @@ class WakePipe:
 
 
 class Process(Protocol):
-    """A child of this process, as `subprocess.Popen` is one."""
+    """A child: subprocess.Popen, or a worker that the zygote forked."""
 
     @property
-    def pid(self) -> int: ...
+    def pid(self) -> int:
+        """Its id; its own until it was waited for."""
+        ...
 
-    def wait(self) -> int:
-        """Wait for its end; the exit code, negative where a signal ended it."""
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code, negative for a signal."""
         ...
 
 
@@ -75,6 +77,7 @@ class WorkerProcesses:
         self._selector = selectors.DefaultSelector()
         self._selector.register(wake.fd, selectors.EVENT_READ, None)
         self._pidfds: dict[int, int] = {}
+        self._groups: list[int] = []
         for local_rank, process in self._processes.items():
             self._pidfds[local_rank] = os.pidfd_open(process.pid)
             self._selector.register(self._pidfds[local_rank], selectors.EVENT_READ, local_rank)
@@ -134,7 +137,9 @@ class WorkerProcesses:
             self.wait()
 
     def close(self) -> None:
-        """Close what was opened to watch."""
+        """Close what was opened to watch, and bury what else of the workers' is dead."""
+        for group in self._groups:
+            _reap_orphans(group)
         self._selector.close()
         for fd in self._pidfds.values():
             os.close(fd)
@@ -147,6 +152,7 @@ class WorkerProcesses:
             # What a broken worker had forked must not outlive it. Before it is reaped: until then its id is its own.
             kill_group(process.pid)
         exit_code = process.wait()
+        self._groups.append(process.pid)
         if exit_code != -signal.SIGKILL:
             self.killed.discard(process.pid)  # it was quicker: its end is its own
         self.ended[local_rank] = Ended(
@@ -160,3 +166,12 @@ def kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
         return  # nobody is left in it
+
+
+def _reap_orphans(group: int) -> None:
+    """Those of a worker's processes that became our children when it ended: where we adopt, or are process 1."""
+    try:
+        while os.waitpid(-group, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return  # none are left

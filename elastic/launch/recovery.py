@@ -34,19 +34,16 @@ class RecoveryWatch:
         self._restored_steps: int | None = None
         self._path = RUNGS[0]
 
-    def begin(self) -> None:
-        """A generation begins; its workers are those of the one before, as far as nobody says otherwise."""
-        self._path = RUNGS[0]
-
-    def started(self, path: str) -> None:
-        """A worker of this node was started anew; the longest way that one took counts."""
-        self._path = max(self._path, path, key=lambda each: RUNGS.index(each) if each in RUNGS else len(RUNGS))
-
     def fault(self, cause: Cause, *, generation: int, now_s: float) -> None:
         """A generation ended. A recovery is counted from the first fault since a newer generation's step."""
         self._restored_steps = None
+        self._path = RUNGS[0]
         if self._fault is None:
             self._fault = Fault(cause=cause, at_s=now_s, reached_steps=self.step, generation=generation)
+
+    def started(self, path: str) -> None:
+        """A worker of the next generation was started so. The slowest way is what the recovery took."""
+        self._path = max(self._path, path, key=RUNGS.index)
 
     def restored(self, event: Restored) -> None:
         """Workers stand where a checkpoint put them."""

@@ -24,6 +24,7 @@ from elastic.events import AgentStarted, EventFile, WorldFormed
 from elastic.launch.interface import interface_of
 from elastic.launch.observer import Observer
 from elastic.launch.processes import WakePipe
+from elastic.launch.ready import ReadyWorkers
 from elastic.launch.server import Callbacks, WorkerServer
 from elastic.launch.signals import LeaveSignals
 from elastic.launch.stall_watch import StallWatch
@@ -59,6 +60,7 @@ class Stage:
         node: str,
         environ: Mapping[str, str],
         clock: Clock,
+        ready: ReadyWorkers | None,
     ) -> None:
         """Put the parts together; nothing is started and nothing is connected to yet.
 
@@ -68,6 +70,8 @@ class Stage:
         """
         self.clock, self._settings, self._node = clock, settings, node
         self.wake = WakePipe()
+        self.ready = ready
+        """What forks the workers; None where each is a new Python."""
         self.signals = LeaveSignals(on_signal=self.wake.wake)
         self._agent = uuid.uuid4().hex
         self._metrics = Metrics(clock=clock)
@@ -87,6 +91,9 @@ class Stage:
             clock=clock,
             is_leader=lambda: self.coordinator.is_leader,
         )
+        if ready is not None:
+            ready.attach(emit=self.observer.emit, wake=self.wake, interrupted=lambda: bool(self.signals.received))
+            self._stack.callback(ready.stop)
         self._page = LeasePage.create()
         self._stack.callback(self._page.remove)
         self.handler = assemble(

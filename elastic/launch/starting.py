@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch.distributed.elastic.multiprocessing.subprocess_handler import get_subprocess_handler
-
 from elastic.launch.processes import Process, kill_group
 from elastic.link import Place
 
@@ -25,10 +23,15 @@ class Kept:
 class Starter:
     """Stands in the place of torch's own function that starts one worker."""
 
-    def __init__(self, *, place: Callable[[int, Place], bool], extra: Callable[[], Mapping[str, str]]) -> None:
-        """`place`: hands a place to the worker with a pid, False where that is not to be reached. `extra`: variables
-        of the agent's own that changed with the generation."""
-        self._place, self._extra = place, extra
+    def __init__(
+        self, start: Callable[..., Any], *, place: Callable[[int, Place], bool], extra: Callable[[], Mapping[str, str]]
+    ) -> None:
+        """Args:
+        start: how one is started anew.
+        place: hands a place to the worker with a pid; False where that is not to be reached.
+        extra: variables of the agent's own that changed with the generation.
+        """
+        self._start, self._place, self._extra = start, place, extra
         self.kept: dict[int, Process] = {}
         """By local rank: the workers that stay. Taken out as they are given their places."""
         self.stayed: set[int] = set()
@@ -48,7 +51,7 @@ class Starter:
                 return Kept(process)
             kill_group(process.pid)
             process.wait()
-        return get_subprocess_handler(entrypoint, args, env, stdout, stderr, local_rank_id, numa_options)
+        return self._start(entrypoint, args, env, stdout, stderr, local_rank_id, numa_options)
 
     def drop(self) -> None:
         """Kill the workers that stay: there is no place for them."""
