@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-import threading
 import uuid
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -29,6 +28,7 @@ from elastic.launch.server import Callbacks, WorkerServer
 from elastic.launch.signals import LeaveSignals
 from elastic.launch.stall_watch import StallWatch
 from elastic.launch.torch_details import take_signals
+from elastic.launch.words import Words
 from elastic.lease import LeasePage
 from elastic.lifetime import AGENT_PID
 from elastic.link import Answer, Failure, Stays
@@ -73,17 +73,14 @@ class Stage:
         self.ready = ready
         """What forks the workers; None where each is a new Python."""
         self.signals = LeaveSignals(on_signal=self.wake.wake)
-        self._agent = uuid.uuid4().hex
-        self._metrics = Metrics(clock=clock)
-        self._told: dict[int, Failure] = {}
-        self._staying: dict[int, Stays] = {}
-        self._lock = threading.Lock()
+        self._agent, self._metrics = uuid.uuid4().hex, Metrics(clock=clock)
+        self._words = Words(wake=self.wake.wake)
         self._previous: Agreed | None = None
         self._member = False
         self._outer: dict[str, str | None] = {}
         self._stack = ExitStack()
-        save_root = settings.checkpoint.save_path
-        self._events_path = Path(local_dir(save_root)).absolute() / "events" / f"{node}-{self._agent[:8]}.jsonl"
+        save_root, name = settings.checkpoint.save_path, f"{node}-{self._agent[:8]}.jsonl"
+        self._events_path = Path(local_dir(save_root)).absolute() / "events" / name
         self.observer = Observer(
             node=node,
             file=EventFile(self._events_path),
@@ -111,11 +108,9 @@ class Stage:
             page=self._page,
         )
         self.coordinator = self.handler.coordinator
+        limit_s = settings.rendezvous.unconfirmed_limit_s
         self.stall = StallWatch(
-            self.coordinator,
-            pace=lambda: self.observer.pace,
-            unconfirmed_limit_s=settings.rendezvous.unconfirmed_limit_s,
-            clock=clock,
+            self.coordinator, pace=lambda: self.observer.pace, unconfirmed_limit_s=limit_s, clock=clock
         )
 
     def start(self, *, slots: int) -> None:
@@ -148,9 +143,9 @@ class Stage:
         self.server = WorkerServer(
             Callbacks(
                 event=self.observer.worker_said,
-                failure=self._worker_failed,
+                failure=self._words.fails,
                 ask=self._answer,
-                stays=self._worker_stays,
+                stays=self._words.stays,
             )
         )
         self._stack.callback(self.server.stop)
@@ -219,31 +214,18 @@ class Stage:
 
     def begin_generation(self) -> None:
         """What workers said of the last one is of no interest any more, nor what was asked of them."""
-        with self._lock:
-            self._told.clear()
-            self._staying.clear()
+        self._words.forget()
         self.server.begin_generation()
 
     @property
     def staying(self) -> dict[int, Stays]:
         """By pid: what the workers said that wait for the next generation."""
-        with self._lock:
-            return dict(self._staying)
+        return self._words.staying
 
     def told(self, pid: int) -> Failure | None:
         """What the worker with this pid, which has ended, said about its end."""
         self.server.hear_out(limit_s=HEAR_OUT_S)
-        with self._lock:
-            return self._told.get(pid)
-
-    def _worker_failed(self, pid: int, failure: Failure) -> None:
-        with self._lock:
-            self._told[pid] = failure
-
-    def _worker_stays(self, pid: int, stays: Stays) -> None:
-        with self._lock:
-            self._staying[pid] = stays
-        self.wake.wake()
+        return self._words.last(pid)
 
     def _answer(self, what: str, value: str | None) -> Answer:
         if what == "record":

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from elastic.checkpoint.places import share
 from elastic.clock import Clock
-from elastic.distributed.group import Collectives, join
+from elastic.distributed.group import Collectives
+from elastic.distributed.joining import join
 from elastic.distributed.links import Links
 from elastic.events import Emit, GroupReady
 from elastic.link import Link

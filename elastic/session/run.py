@@ -32,7 +32,8 @@ from elastic.config.load import resolve, with_overrides
 from elastic.config.model import Settings
 from elastic.data.carrier import Transport
 from elastic.data.fetch import Collate
-from elastic.distributed.group import Alone, choose_device
+from elastic.distributed.group import Alone
+from elastic.distributed.joining import choose_device
 from elastic.errors import UsageError
 from elastic.lifetime import die_with_agent
 from elastic.link import Link, NoLink

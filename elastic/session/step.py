@@ -144,7 +144,7 @@ class Step:
             self.done = True
         elif isinstance(error, PeerLost) or (self._lockstep and is_peer_lost(error)):
             # With dealt out parameters forward and backward, too, talk to the other ranks.
-            what = f"a peer went away in step {self.iteration}: {str(error).splitlines()[0]}"
+            what = f"a peer went away while step {self.iteration} was computed: {str(error).splitlines()[0]}"
             if self._before is not None and self._parts.stays():
                 self._before.put_back()
                 self.lost = what
