@@ -76,8 +76,7 @@ class Stage:
         self._agent, self._metrics = uuid.uuid4().hex, Metrics(clock=clock)
         self._words = Words(wake=self.wake.wake)
         self._previous: Agreed | None = None
-        self._member = False
-        self._outer: dict[str, str | None] = {}
+        self._member, self._outer = False, dict[str, str | None]()
         self._stack = ExitStack()
         save_root, name = settings.checkpoint.save_path, f"{node}-{self._agent[:8]}.jsonl"
         self._events_path = Path(local_dir(save_root)).absolute() / "events" / name
