@@ -1,7 +1,7 @@
 """The line between a worker and its node's agent: JSON lines over a unix socket.
 
-Worker to agent:  hello · event · failure · ask (commit, record)
-Agent to worker:  answer · control (regroup: finish the step, save, and end; you will be started again)
+Worker to agent:  hello · event · failure · ask (commit, record) · stays (out of its generation, ready for the next)
+Agent to worker:  answer · control (see `Control`) · place (the next generation, for one that stays)
 
 Workers never touch etcd: what must be agreed outside their process group goes through here. A worker without an
 agent of ours (alone, or under another rendezvous backend) has a `NoLink`.
@@ -10,11 +10,11 @@ agent of ours (alone, or under another rendezvous backend) has a `NoLink`.
 from __future__ import annotations
 
 import contextlib
+import enum
 import json
-import select
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -36,6 +36,37 @@ class Failure:
     """The worker knows that its node is to blame: the others may do without it."""
 
 
+class Control(enum.StrEnum):
+    """What an agent asks of its workers."""
+
+    REGROUP = "regroup"
+    """Finish the step; the membership changes after it."""
+    LEAVE = "leave"
+    """Finish the step, save, and end: this node goes."""
+    OVER = "over"
+    """The generation broke: whatever is waited for will not come."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stays:
+    """A worker is out of its generation and keeps what it has for the next. `lost`: it broke; else all agreed."""
+
+    generation: int
+    lost: bool
+    step: int
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """The next generation for a worker that stays: its variables, and the files that its output goes to from here on
+    ("": as before)."""
+
+    environ: Mapping[str, str]
+    stdout: str = ""
+    stderr: str = ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Answer:
     """What the agent said to a request. `value` is JSON text or None. `stale`: a newer generation exists."""
@@ -49,9 +80,22 @@ class Answer:
 class Link(Protocol):
     """What a worker can tell and ask its agent."""
 
+    on_over: Callable[[], object]
+    """Called, from another thread, when the agent says that the generation broke. It must not block."""
+
     @property
     def present(self) -> bool:
         """Whether there is an agent at the other end."""
+        ...
+
+    @property
+    def over(self) -> bool:
+        """Whether the agent has said that the present generation broke. Never blocks."""
+        ...
+
+    @property
+    def leave_wanted(self) -> bool:
+        """Whether this node is to go after the step. Never blocks."""
         ...
 
     def send_event(self, line: str) -> None:
@@ -62,13 +106,23 @@ class Link(Protocol):
         """Say why this worker is about to end."""
         ...
 
+    def send_stays(self, stays: Stays) -> None:
+        """Say that this worker waits for the next generation."""
+        ...
+
+    def next_place(self, *, limit_s: float) -> Place | None:
+        """Wait for the place in the next generation; None when there is none yet. Raises Fenced when the agent is
+        gone."""
+        ...
+
     def ask(self, what: str, *, value: str | None = None) -> Answer:
         """Ask and wait for the answer; one that does not come in time is not granted. Raises Fenced when the agent is
         gone."""
         ...
 
     def regroup_wanted(self) -> bool:
-        """Whether the agent has asked for a regroup at a step boundary. Never blocks."""
+        """Whether the agent has asked for an end of the generation at a step boundary. Never blocks. Raises Fenced
+        when the agent is gone."""
         ...
 
     def close(self) -> None:
@@ -79,16 +133,31 @@ class Link(Protocol):
 _GONE = "the agent of this worker is gone; a worker without its agent must not go on"
 
 
+def _nothing() -> None:
+    """What is done on news that nobody listens to."""
+
+
 class NoLink:
     """No agent: nothing is sent, nothing is ever asked for."""
 
     present = False
+    over = False
+    leave_wanted = False
+
+    def __init__(self) -> None:
+        self.on_over: Callable[[], object] = _nothing
 
     def send_event(self, line: str) -> None:
         """Do nothing."""
 
     def send_failure(self, failure: Failure) -> None:
         """Do nothing."""
+
+    def send_stays(self, stays: Stays) -> None:
+        """Do nothing."""
+
+    def next_place(self, *, limit_s: float) -> Place | None:
+        return None
 
     def ask(self, what: str, *, value: str | None = None) -> Answer:
         return Answer(granted=False, reason="there is no agent to ask")
@@ -118,12 +187,16 @@ def pack(message: Mapping[str, Any]) -> bytes:
 
 
 class AgentLink:
-    """The real line. Events may be sent from any thread; all else is the worker's main thread's."""
+    """The real line. A thread of its own hears what the agent says, so that it is heard in a collective, too.
+
+    Events may be sent from any thread; all else is the worker's main thread's.
+    """
 
     present = True
 
     def __init__(self, path: str, *, rank: int, generation: int, pid: int) -> None:
         """Connect. Raises Fenced when the agent is gone."""
+        self.on_over: Callable[[], object] = _nothing
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._socket.connect(path)
@@ -131,11 +204,22 @@ class AgentLink:
             self._socket.close()
             raise Fenced(f"{_GONE} ({error.strerror or error} at {path})") from error
         self._sending = threading.Lock()
-        self._lines = Lines()
-        self._answers: dict[int, dict[str, Any]] = {}
+        self._heard = threading.Condition()
+        self._answers: dict[int, Answer] = {}
+        self._controls: set[Control] = set()
+        self._place: Place | None = None
         self._asked = 0
-        self._regroup = False
+        self._gone = False
         self._send({"hello": {"rank": rank, "generation": generation, "pid": pid}})
+        threading.Thread(target=self._listen, name="elastic-agent-link", daemon=True).start()
+
+    @property
+    def over(self) -> bool:
+        return Control.OVER in self._controls
+
+    @property
+    def leave_wanted(self) -> bool:
+        return Control.LEAVE in self._controls
 
     def send_event(self, line: str) -> None:
         self._send({"event": line})
@@ -143,43 +227,73 @@ class AgentLink:
     def send_failure(self, failure: Failure) -> None:
         self._send({"failure": asdict(failure)})
 
+    def send_stays(self, stays: Stays) -> None:
+        self._send({"stays": asdict(stays)})
+
+    def next_place(self, *, limit_s: float) -> Place | None:
+        with self._heard:
+            self._heard.wait_for(lambda: self._place is not None or self._gone, limit_s)
+            self._check()
+            place, self._place = self._place, None
+        return place
+
     def ask(self, what: str, *, value: str | None = None) -> Answer:
         self._asked += 1
-        self._send({"ask": what, "id": self._asked, "value": value})
-        while self._asked not in self._answers:
-            if not self._receive(ANSWER_LIMIT_S):
-                # No reason to end: it may have been paused together with this worker, and nothing counts meanwhile.
-                reason = f"the agent did not answer within {ANSWER_LIMIT_S:.0f} s; it may be stopped or overloaded"
-                return Answer(granted=False, reason=reason)
-        answer = self._answers.pop(self._asked)
-        return Answer(**answer)
+        asked = self._asked
+        self._send({"ask": what, "id": asked, "value": value})
+        with self._heard:
+            self._heard.wait_for(lambda: asked in self._answers or self._gone, ANSWER_LIMIT_S)
+            if asked in self._answers:
+                return self._answers.pop(asked)
+            self._check()
+        # No reason to end: it may have been paused together with this worker, and nothing counts meanwhile.
+        reason = f"the agent did not answer within {ANSWER_LIMIT_S:.0f} s; it may be stopped or overloaded"
+        return Answer(granted=False, reason=reason)
 
     def regroup_wanted(self) -> bool:
-        while select.select([self._socket], [], [], 0)[0]:
-            self._receive(0)
-        return self._regroup
+        self._check()
+        return bool(self._controls)
 
     def close(self) -> None:
+        # Ends the wait of the thread that listens, which closing alone would not.
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
+
+    def _check(self) -> None:
+        if self._gone:
+            raise Fenced(_GONE)
 
     def _send(self, message: Mapping[str, Any]) -> None:
         # A dead agent is found out where it matters, by ask() and by the death signal, not by losing an event.
         with self._sending, contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._socket.sendall(pack(message))
 
-    def _receive(self, limit_s: float) -> bool:
-        """Take in what comes within the limit; whether anything did. Raises Fenced when the agent is gone."""
-        if not select.select([self._socket], [], [], limit_s)[0]:
-            return False
+    def _listen(self) -> None:
+        lines = Lines()
+        while data := self._received():
+            for message in lines.feed(data):
+                with self._heard:
+                    self._take(message)
+                    self._heard.notify_all()
+                if message.get("control") == Control.OVER:
+                    self.on_over()
+        with self._heard:
+            self._gone = True
+            self._heard.notify_all()
+
+    def _received(self) -> bytes:
         try:
-            data = self._socket.recv(65536)
-        except ConnectionResetError:
-            data = b""  # it ended with something of ours unread
-        if not data:
-            raise Fenced(_GONE)
-        for message in self._lines.feed(data):
-            if "control" in message:
-                self._regroup = True
-            elif message["id"] == self._asked:
-                self._answers[message["id"]] = message["answer"]
-        return True
+            return self._socket.recv(65536)
+        except OSError:
+            return b""  # it ended with something of ours unread, or this worker has hung up
+
+    def _take(self, message: dict[str, Any]) -> None:
+        if "control" in message:
+            self._controls.add(Control(message["control"]))
+        elif "place" in message:
+            # What was asked for before belongs to the generation that is over.
+            self._controls.clear()
+            self._place = Place(**message["place"])
+        elif message["id"] >= self._asked:
+            self._answers[message["id"]] = Answer(**message["answer"])

@@ -19,16 +19,19 @@ from elastic.checkpoint.locating import storage_for
 from elastic.checkpoint.manifest import Manifest
 from elastic.checkpoint.memory import MemoryTier
 from elastic.checkpoint.places import Places
-from elastic.checkpoint.policy import SaveVerdict, judge_health, save_due
+from elastic.checkpoint.policy import judge_health
 from elastic.checkpoint.reader import Reader
+from elastic.checkpoint.rejoining import Kept, Rejoining
 from elastic.checkpoint.restored import Restored
 from elastic.checkpoint.root import RootIdentity
 from elastic.checkpoint.saving_apart import begin_saving
+from elastic.checkpoint.schedule import Schedule
 from elastic.checkpoint.seams import Committer, Group, Settings, check_settings
 from elastic.checkpoint.snapshots import Snapshots
 from elastic.checkpoint.state import Captured, capture
 from elastic.checkpoint.storage import Storage
 from elastic.checkpoint.taking import Taker
+from elastic.checkpoint.telling import restored_event, saved_event
 from elastic.clock import SYSTEM_CLOCK, Clock
 from elastic.config.model import SaveMode, SaveOverlap
 from elastic.errors import Fenced, UsageError
@@ -56,38 +59,21 @@ class CheckpointManager:
         """
         check_settings(settings, claimed=identity is not None)
         self._settings = settings
-        self._identity = identity
-        self._group = group
-        self._committer = committer
         self._emit = emit
         self._storage: Storage = storage or storage_for(
             settings.save_path, settings.load_path, settings.checkpoint_path
         )
-        self._clock = clock
-        self._taker = Taker(group=group, places=places, prefix=prefix, weights_only=settings.no_save_optim)
-        self._nonce = nonce
-        self._generation = generation
-        self._places = places
-        self._every_steps, self._by_distance = settings.save_interleaved_steps, False
-        self._committed: int | None = None
-        self._failed_at: int | None = None
-        self._failures = 0
+        self._clock, self._prefix, self._nonce = clock, prefix, nonce
+        self.intact = True
+        """Whether what is tracked is one whole state; not while another one is being put in its place."""
+        self.schedule = Schedule(settings)
+        """When a save is due; the same on all ranks."""
         self._ancestors: tuple[str, ...] = ()
         self._saved_at_s: float | None = None
         self._start: Start = in_thread if settings.save_mode == SaveMode.ASYNC else at_once
         self._flight: Flight | None = None
+        self._left: list[Flight] = []
         self._skipped = 0
-        self._caretaker: Caretaker | None = None
-        if identity is not None and settings.enable_save and (group.rank == 0 if places is None else places.lead):
-            self._caretaker = Caretaker(
-                settings,
-                lineage=identity.lineage,
-                storage=self._storage,
-                committer=committer,
-                nonce=nonce,
-                emit=emit,
-                start=self._start,
-            )
         self._snapshots = Snapshots(
             tier if settings.enable_save else None,
             rank=group.rank,
@@ -97,6 +83,32 @@ class CheckpointManager:
             emit=emit,
             clock=clock,
         )
+        self.serve(identity, group=group, committer=committer, generation=generation, places=places)
+
+    def serve(
+        self, identity: RootIdentity | None, *, group: Group, committer: Committer, generation: int | None = None,
+        places: Places | None = None,
+    ) -> None:  # fmt: skip
+        """Work in another generation from here on; a save under way in the one before is given up."""
+        if self._flight is not None:
+            self._left.append(self._flight)
+        self._identity, self._group, self._committer, self._flight = identity, group, committer, None
+        self._generation, self._places = generation, places
+        weights_only = self._settings.no_save_optim
+        self._taker = Taker(group=group, places=places, prefix=self._prefix, weights_only=weights_only)
+        self._snapshots.rank = group.rank
+        self._caretaker: Caretaker | None = None
+        lead = group.rank == 0 if places is None else places.lead
+        if identity is not None and self._settings.enable_save and lead:
+            self._caretaker = Caretaker(
+                self._settings,
+                lineage=identity.lineage,
+                storage=self._storage,
+                committer=committer,
+                nonce=self._nonce,
+                emit=self._emit,
+                start=self._start,
+            )
 
     def restore(self, tracked: Mapping[str, Any], *, recall: bool = True) -> Restored:
         """Put the state to start from into the tracked objects, or leave them where the run begins.
@@ -107,7 +119,7 @@ class CheckpointManager:
             NothingToRestore: state should be there and is not.
             CheckpointError: the state does not fit the tracked objects, or these cannot be saved later.
         """
-        begun_s = self._clock.monotonic_s()
+        begun_s, self.intact = self._clock.monotonic_s(), False
         # What cannot be saved must come to light before the first step, not at the first save.
         if self._settings.enable_save:
             self._snapshots.check(capture(tracked, weights_only=self._settings.no_save_optim))
@@ -127,47 +139,45 @@ class CheckpointManager:
         restored = reader.restore(tracked, recall=recall)
         self._snapshots.forget_newer(restored.iteration)
         if restored.own:
-            self._committed, self._ancestors = reader.durable, reader.ancestors
+            self.schedule.committed, self._ancestors = reader.durable, reader.ancestors
             if self._caretaker is not None:
                 self._caretaker.set_aside_newer(restored.iteration)
-        self._emit(
-            events.Restored(
-                tier=restored.tier,
-                iteration=restored.iteration,
-                consumed_samples=restored.consumed_samples,
-                seconds=self._clock.monotonic_s() - begun_s,
-                reason=restored.reason,
-            )
-        )
+        self.intact = True
+        self._emit(restored_event(restored, seconds=self._clock.monotonic_s() - begun_s))
         return restored
+
+    def rejoin(self, tracked: Mapping[str, Any], meta: SaveMeta | None) -> Restored | None:
+        """Go on from the state that some ranks have kept, where that may be; None: `restore` it. Every rank calls it.
+
+        `meta`: where this rank stands with the tracked objects; None: nowhere.
+
+        Raises:
+            Fenced: a newer generation exists. PeerLost: see `intact`.
+        """
+        if self._generation is None:
+            return None
+        begun_s, captured, kept = self._clock.monotonic_s(), capture(tracked), None
+        if meta is not None and self._identity is not None:
+            manifest = self._draft(meta, self._identity, captured, judge_health(meta.signs).status)
+            kept = Kept(manifest=manifest, durable=self.schedule.committed or 0, captured=captured)
+        meeting = Rejoining(self._group, generation=self._generation, committer=self._committer, emit=self._tell)
+        images = lambda: self._taker.whole(captured)  # noqa: E731
+        try:
+            rejoined = meeting.meet(kept, tracked, held=self._snapshots.held(), images=images)
+        finally:
+            self.intact = self.intact and meeting.intact
+        if rejoined is None:
+            return None
+        self.intact = True
+        self.schedule.committed, self._ancestors = rejoined.standing.durable, rejoined.standing.ancestors
+        self._snapshots.forget_newer(rejoined.restored.iteration)
+        self._emit(restored_event(rejoined.restored, seconds=self._clock.monotonic_s() - begun_s))
+        return rejoined.restored
 
     def due(self, iteration: int, *, counted: range | None = None) -> bool:
         """Whether the step just taken is to be followed by a save. `counted`: see `save_due`."""
-        return self.verdict(iteration, counted=counted).due
-
-    def behind(self, iteration: int) -> bool:
-        """Whether a save is missing between what is durable and this iteration, which was restored from memory."""
-        every, durable = self._every_steps, self._committed or 0
-        return self._settings.enable_save and iteration // every > durable // every
-
-    def verdict(self, iteration: int, *, counted: range | None = None) -> SaveVerdict:
-        """The same with the reason."""
-        return save_due(
-            iteration,
-            enable_save=self._settings.enable_save,
-            every_steps=self._every_steps,
-            last_saved=self._committed
-            if self._flight is None or not self._by_distance
-            else self._flight.meta.iteration,
-            failed_at=self._failed_at if self._flight is None else None,  # one that is under way is the next try
-            failures=self._failures,
-            counted=counted,
-            by_distance=self._by_distance,
-        )
-
-    def pace(self, *, every_steps: int) -> None:
-        """From here on a save is due this many steps after the last one, whatever was set. The same on all ranks."""
-        self._every_steps, self._by_distance = every_steps, True
+        under_way = None if self._flight is None else self._flight.meta.iteration
+        return self.schedule.verdict(iteration, counted=counted, under_way=under_way).due
 
     @property
     def ready(self) -> bool:
@@ -180,15 +190,13 @@ class CheckpointManager:
         Returns how a save ended, if one did. Raises as `save`.
         """
         flight, result = self._flight, None
-        if flight is not None:
-            if flight.copied is not None and flight.saving.written:
-                self._snapshots.give_back(flight.copied)
-            if all_ready:
-                begun_s = self._clock.monotonic_s()
-                outcome = flight.saving.advance()
-                stall_s = flight.stall_s + self._clock.monotonic_s() - begun_s
-                flight = self._flight = replace(flight, stall_s=stall_s)
-                result = None if outcome is None else self._ended(flight, outcome)
+        self._give_back()
+        if flight is not None and all_ready:
+            begun_s = self._clock.monotonic_s()
+            outcome = flight.saving.advance()
+            stall_s = flight.stall_s + self._clock.monotonic_s() - begun_s
+            flight = self._flight = replace(flight, stall_s=stall_s)
+            result = None if outcome is None else self._ended(flight, outcome)
         if self._caretaker is not None:
             self._caretaker.make_room(wait=False)
         return result
@@ -217,10 +225,8 @@ class CheckpointManager:
             self._skipped += 1
             return unsaved(meta, f"iteration {self._flight.meta.iteration} is still being written")
         earlier = self.settle()
-        if meta.iteration == self._committed:
-            reason = "this iteration is the committed one already"
-            found = unsaved(meta, reason, earlier=earlier)
-            return replace(found, saved=True)
+        if meta.iteration == self.schedule.committed:
+            return replace(unsaved(meta, "this iteration is the committed one already", earlier=earlier), saved=True)
         self._flight = self._begin(tracked, meta, self._identity)
         if wait or self._start is at_once:
             ended = self.settle()
@@ -244,6 +250,13 @@ class CheckpointManager:
         """Give up what is under way, and the memory tier."""
         self._snapshots.close()
 
+    def _give_back(self) -> None:
+        """Memory that nobody reads any more may be written again."""
+        for flight in (*self._left, *((self._flight,) if self._flight is not None else ())):
+            if flight.copied is not None and flight.saving.written:
+                self._snapshots.give_back(flight.copied)
+        self._left = [each for each in self._left if not each.saving.written]
+
     def _ended(self, flight: Flight, outcome: Outcome) -> SaveResult:
         self._flight, meta = None, flight.meta
         if flight.copied is not None:
@@ -255,13 +268,7 @@ class CheckpointManager:
             raise Fenced(f"iteration {meta.iteration} was not committed: {outcome.reason}")
         if outcome.fenced:
             self._tell(events.Fencing(what="checkpoint", reason=f"the tracker was left alone: {outcome.fenced}"))
-        if outcome.committed:
-            self._failed_at, self._failures = None, 0
-            self._after_commit(meta, outcome, seconds=seconds, stall_s=stall_s)
-        else:
-            self._failed_at, self._failures = meta.iteration, self._failures + 1
-            self._tell(events.CheckpointFailed(iteration=meta.iteration, reason=outcome.reason))
-        return SaveResult(
+        result = SaveResult(
             saved=outcome.committed,
             iteration=meta.iteration,
             total_bytes=outcome.total_bytes,
@@ -269,6 +276,13 @@ class CheckpointManager:
             reason=outcome.reason,
             stall_s=stall_s,
         )
+        if outcome.committed:
+            self.schedule.saved(meta.iteration)
+            self._after_commit(meta, outcome, result)
+        else:
+            self.schedule.failed(meta.iteration)
+            self._tell(events.CheckpointFailed(iteration=meta.iteration, reason=outcome.reason))
+        return result
 
     def _begin(self, tracked: Mapping[str, Any], meta: SaveMeta, identity: RootIdentity) -> Flight:
         begun_s = self._clock.monotonic_s()
@@ -318,22 +332,12 @@ class CheckpointManager:
             ancestors=self._ancestors[-max(_ANCESTORS, self._settings.save_max) :],
         )
 
-    def _after_commit(self, meta: SaveMeta, outcome: Outcome, *, seconds: float, stall_s: float) -> None:
+    def _after_commit(self, meta: SaveMeta, outcome: Outcome, result: SaveResult) -> None:
         now_s = self._clock.monotonic_s()
         interval_s = None if self._saved_at_s is None else now_s - self._saved_at_s
-        self._saved_at_s, self._committed = now_s, meta.iteration
+        self._saved_at_s = now_s
         self._ancestors += (outcome.manifest_digest,)
-        self._tell(
-            events.CheckpointSaved(
-                iteration=meta.iteration,
-                consumed_samples=meta.consumed_samples,
-                bytes=outcome.total_bytes,
-                seconds=seconds,
-                interval_s=interval_s,
-                stall_s=stall_s,
-                skipped=self._skipped,
-            )
-        )
+        self._tell(saved_event(meta, result, interval_s=interval_s, skipped=self._skipped))
         self._skipped = 0
         if outcome.left_out:
             self._tell(events.Notice(text=f"iteration {meta.iteration} is not kept everywhere: {outcome.left_out}"))

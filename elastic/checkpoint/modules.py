@@ -81,6 +81,12 @@ def live_state(module: nn.Module, *, prefix: str = "") -> dict[str, Any]:
     return {prefix + clean[name]: value for name, value in state.items()}
 
 
+def buffer_names(module: nn.Module, *, prefix: str = "") -> set[str]:
+    """The names under which its buffers are stored."""
+    clean = clean_names(module.state_dict())
+    return {prefix + clean[name] for name, _ in module.named_buffers() if name in clean}
+
+
 def capture_module(module: nn.Module, *, prefix: str = "") -> ModuleState:
     """Take a module's state: references to its tensors, not copies."""
     tensors: dict[str, Tensor] = {}

@@ -19,7 +19,7 @@ from elastic.checkpoint.memory import MemoryTier
 from elastic.checkpoint.places import Places
 from elastic.checkpoint.reading import read_iteration, read_manifest, read_own_parts
 from elastic.checkpoint.recalling import captured_from, decide, fetch, from_plain, offer_of
-from elastic.checkpoint.restored import Restored
+from elastic.checkpoint.restored import Restored, restored_from
 from elastic.checkpoint.restoring import Attempt, Plan, plan_restore
 from elastic.checkpoint.rng import apply_rng
 from elastic.checkpoint.root import RootIdentity
@@ -294,21 +294,8 @@ class Reader:
         if manifest is None or plan.weights_only:
             reason += " (weights only: no_load_optim)"
             return Restored(lineage=self._lineage(""), tier="disk", reason=reason)
-        return Restored(
-            iteration=manifest.iteration,
-            consumed_samples=manifest.consumed_samples,
-            run_digest=manifest.run_digest,
-            global_batch_size=manifest.global_batch_size,
-            world_size=manifest.world_size,
-            seed=manifest.seed,
-            order_version=manifest.order_version,
-            lineage=self._lineage(manifest.lineage),
-            tier="disk",
-            reason=reason,
-            own=plan.own,
-            settings=manifest.settings,
-            data=manifest.data,
-        )
+        lineage = self._lineage(manifest.lineage)
+        return restored_from(manifest, tier="disk", reason=reason, own=plan.own, lineage=lineage)
 
     def _lineage(self, default: str) -> str:
         return self._identity.lineage if self._identity is not None else default

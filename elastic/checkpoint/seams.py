@@ -70,6 +70,14 @@ class Group(Protocol):
         """Add up a contiguous tensor over all ranks, in place. Raises PeerLost."""
         ...
 
+    def send(self, tensor: Tensor, *, to: int) -> None:
+        """Send a contiguous tensor to a rank that calls `receive_`. Raises PeerLost."""
+        ...
+
+    def receive_(self, tensor: Tensor, *, source: int) -> None:
+        """Fill a contiguous tensor with what a rank sends. Raises PeerLost."""
+        ...
+
 
 class AloneGroup:
     """A world of one."""
@@ -85,6 +93,12 @@ class AloneGroup:
 
     def sum_(self, tensor: Tensor) -> None:
         """The sum over one rank is the tensor itself."""
+
+    def send(self, tensor: Tensor, *, to: int) -> None:
+        """There is nobody to send to."""
+
+    def receive_(self, tensor: Tensor, *, source: int) -> None:
+        """Nobody sends."""
 
 
 @dataclass(frozen=True, kw_only=True)

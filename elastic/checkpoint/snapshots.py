@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from elastic import events
+from elastic.checkpoint.arena import Held
 from elastic.checkpoint.image import Image, heap_image
 from elastic.checkpoint.layout import ShardKind, shard_name
 from elastic.checkpoint.manifest import Manifest
@@ -37,7 +38,7 @@ class Snapshots:
     ) -> None:
         """`every_steps`: 0 takes none but those to be saved. `required`: no room is an error, not a notice."""
         self._tier = tier
-        self._rank = rank
+        self.rank = rank
         self._every_steps = every_steps
         self._required = required
         self._emit = emit
@@ -49,6 +50,10 @@ class Snapshots:
     def tier(self) -> MemoryTier | None:
         """The arenas; None where there are none, or not any more."""
         return self._tier
+
+    def held(self) -> list[Held]:
+        """What lies in the arenas of this node."""
+        return [] if self._tier is None else self._tier.held()
 
     @property
     def kept(self) -> bool:
@@ -111,7 +116,7 @@ class Snapshots:
         rest = _rest(captured, shards) if kept else []
 
         def take(tier: MemoryTier) -> Taken | None:
-            return tier.take(draft, [*shards, *rest], rank=self._rank, whole=kept, keep=keep)
+            return tier.take(draft, [*shards, *rest], rank=self.rank, whole=kept, keep=keep)
 
         taken = self._guarded(take)
         if taken is None:
@@ -123,7 +128,7 @@ class Snapshots:
     def _tell(self, draft: Manifest, taken: Taken, begun_s: float) -> None:
         now_s = self._clock.monotonic_s()
         interval_s = None if self._last_s is None else now_s - self._last_s
-        if self._rank == 0:
+        if self.rank == 0:
             self._emit(
                 events.CheckpointSaved(
                     iteration=draft.iteration,

@@ -86,6 +86,14 @@ def capture(tracked: Mapping[str, Any], *, weights_only: bool = False) -> Captur
     return Captured(model=model, opt=opt, cuts=cuts, values={"objects": objects, "ties": ties, "tensors": notes})
 
 
+def buffer_names(tracked: Mapping[str, Any]) -> frozenset[str]:
+    """The names under which buffers of tracked modules are stored: of the model's tensors these may differ by rank."""
+    found: set[str] = set()
+    for module, prefix in _sort(tracked).modules.values():
+        found |= modules.buffer_names(module, prefix=prefix)
+    return frozenset(found)
+
+
 def wanted_cuts(values: Mapping[str, Any], tracked: Mapping[str, Any]) -> dict[str, Cut]:
     """Of which saved tensors this rank needs only a part, and which; none where nothing here is dealt out over ranks.
 

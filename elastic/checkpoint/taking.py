@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from elastic.checkpoint.handover import pack
+from elastic.checkpoint.image import Image
 from elastic.checkpoint.places import Places
 from elastic.checkpoint.rng import capture_rng
 from elastic.checkpoint.saving_apart import exchange, place_shards
@@ -34,6 +36,11 @@ class Taker:
         """The same, of all ranks where each node keeps everything. Every rank calls it. Raises PeerLost."""
         own = self.own()
         return own if self.places is None else exchange(own, group=self.group)
+
+    def whole(self, captured: Captured) -> list[Image]:
+        """All of a replicated state but what only this rank has, to be given to another rank."""
+        shards = own_shards(model=captured.model, opt=captured.opt, own={}, rank=0, world_size=1, prefix=self.prefix)
+        return [pack(shard) for shard in shards]
 
     def to_keep(self, captured: Captured) -> list[Shard]:
         """The files that this rank would write where all nodes share a directory; for a copy in memory."""

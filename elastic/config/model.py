@@ -285,6 +285,20 @@ class RendezvousSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LaunchSettings:
+    """How an agent starts its workers."""
+
+    rejoin: bool = field(
+        default=True,
+        metadata=_about("workers keep their process and state when the membership changes; false: they start again"),
+    )
+    ready_workers: bool = field(
+        default=True,
+        metadata=_about("fork workers from a process that has imported everything; false: each is a new Python"),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class MetricsSettings:
     """The Prometheus exporter of each agent."""
 
@@ -321,5 +335,6 @@ class Settings:
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     rendezvous: RendezvousSettings = field(default_factory=RendezvousSettings)
+    launch: LaunchSettings = field(default_factory=LaunchSettings)
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
     job: JobSettings = field(default_factory=JobSettings)

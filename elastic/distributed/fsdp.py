@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from elastic.distributed.group import Collectives
 from elastic.distributed.peers import peer_errors
 from elastic.distributed.replicate import Replica
+from elastic.errors import UsageError
 from elastic.plan.tree import Spread
 
 ELEMENTWISE = {
@@ -37,6 +38,7 @@ class Sharded:
     """One rank's part of a model."""
 
     lockstep = True
+    movable = False
     overlap = False
 
     def __init__(
@@ -62,6 +64,10 @@ class Sharded:
         # What lies outside of the units stays together after a forward pass, for the backward that follows in a round.
         model.register_forward_hook(self._after_forward)
         self._rest = Replica(nn.ParameterList([each for each in model.parameters() if each in left]), group)
+
+    def move(self, group: Collectives) -> None:
+        """Never asked for: the parts belong to as many ranks as there were."""
+        raise UsageError("what is dealt out over the ranks of one generation cannot be moved to another")
 
     def align(self) -> None:
         """They are: dealt out from rank 0's values."""

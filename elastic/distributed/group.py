@@ -6,28 +6,18 @@ Collectives carry tensors and JSON, never pickled objects.
 from __future__ import annotations
 
 import contextlib
-import datetime
 import json
-import os
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
 
-from elastic.distributed import cuda
 from elastic.distributed.links import Links
 from elastic.distributed.peers import peer_errors
-from elastic.errors import PeerLost, UsageError
+from elastic.distributed.teardown import destroy
+from elastic.errors import PeerLost
 from elastic.world import World
-
-STORE_TIMEOUT_S = 30.0
-"""For meeting the others. The agents have agreed already, so whoever is missing for so long is gone."""
-COLLECTIVE_TIMEOUT_S = 1800.0
-"""For one collective; a peer may evaluate or compile meanwhile. Lost peers are noticed by their sockets."""
 
 
 class Pending(Protocol):
@@ -83,6 +73,14 @@ class Collectives(Protocol):
         """Rank 0's JSON value, everywhere."""
         ...
 
+    def send(self, tensor: torch.Tensor, *, to: int) -> None:
+        """Send a contiguous tensor to a rank that calls `receive_`."""
+        ...
+
+    def receive_(self, tensor: torch.Tensor, *, source: int) -> None:
+        """Fill a contiguous tensor with what a rank sends."""
+        ...
+
     def cut(self) -> None:
         """Cut this rank off: whatever waits for the others ends in milliseconds, here and where they wait for us.
 
@@ -133,6 +131,12 @@ class Alone:
 
     def broadcast(self, value: Any = None) -> Any:
         return value
+
+    def send(self, tensor: torch.Tensor, *, to: int) -> None:
+        """There is nobody to send to."""
+
+    def receive_(self, tensor: torch.Tensor, *, source: int) -> None:
+        """Nobody sends."""
 
     def cut(self) -> None:
         """There is nobody to be cut off from."""
@@ -203,6 +207,14 @@ class TorchGroup:
                 dist.broadcast(data, src=0)
         return _from_bytes(data)
 
+    def send(self, tensor: torch.Tensor, *, to: int) -> None:
+        with self._losing("sending state"):
+            dist.send(tensor, dst=to)
+
+    def receive_(self, tensor: torch.Tensor, *, source: int) -> None:
+        with self._losing("receiving state"):
+            dist.recv(tensor, src=source)
+
     def cut(self) -> None:
         self._links.cut()
 
@@ -213,7 +225,7 @@ class TorchGroup:
         for work in self._under_way:
             work.drop()
         self._under_way = set()
-        _destroy(excepthook=self._excepthook)
+        destroy(excepthook=self._excepthook)
 
     def _start(self, doing: str, begin: Callable[[], Any]) -> Pending:
         with self._losing(doing):
@@ -256,76 +268,3 @@ def _to_bytes(value: Any) -> torch.Tensor:
 
 def _from_bytes(data: torch.Tensor) -> Any:
     return json.loads(data.numpy().tobytes())
-
-
-def choose_device(world: World) -> World:
-    """The same world with its device: a GPU of its own where there is one, else the CPU."""
-    if not cuda.available():
-        return replace(world, device="cpu")
-    try:
-        return replace(world, device=cuda.claim(world.local_rank))
-    except IndexError as error:
-        raise UsageError(str(error)) from error
-
-
-def join(world: World, *, links: Links | None = None, environ: Mapping[str, str] = os.environ) -> Collectives:
-    """Join this generation's group. A process may do so any number of times, once it has left the one before.
-
-    Args:
-        links: made by the caller just before, where another thread shall be able to cut this off while it waits.
-
-    Raises:
-        PeerLost: another member did not come, the store is gone, or the links were cut.
-    """
-    if not world.distributed:
-        return Alone()
-    own = links or Links()
-    hook = sys.excepthook
-    try:
-        with peer_errors("the group of this generation formed", broken=lambda: own.is_cut):
-            _init(world, store=_store_of(world, environ=environ))
-        own.settle()
-        if own.is_cut:
-            raise PeerLost("cut off while the group of this generation formed")
-    except BaseException:
-        own.cut()
-        _destroy(excepthook=hook)
-        raise
-    return TorchGroup(world, links=own, excepthook=hook)
-
-
-def _store_of(world: World, *, environ: Mapping[str, str]) -> Any:
-    hosted_here = world.rank == 0 and environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
-    store = dist.TCPStore(  # type: ignore[attr-defined]
-        environ["MASTER_ADDR"],
-        int(environ["MASTER_PORT"]),
-        world_size=world.size,
-        is_master=hosted_here,
-        timeout=datetime.timedelta(seconds=STORE_TIMEOUT_S),
-        wait_for_workers=False,
-    )
-    return dist.PrefixStore(f"generation-{world.generation}", store)  # type: ignore[attr-defined]
-
-
-def _init(world: World, *, store: Any) -> None:
-    """Meeting the others has a shorter limit than waiting for them later on."""
-    dist.init_process_group(
-        backend="gloo" if world.device == "cpu" else cuda.BACKEND,
-        store=store,
-        rank=world.rank,
-        world_size=world.size,
-        timeout=datetime.timedelta(seconds=STORE_TIMEOUT_S),
-    )
-    distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=COLLECTIVE_TIMEOUT_S))
-
-
-def _destroy(*, excepthook: Callable[..., Any]) -> None:
-    """Take down whatever there is, so that the next group begins as the first did on every rank. Never raises."""
-    if dist.is_initialized():
-        with contextlib.suppress(Exception):  # whatever it says, this process is through with the group
-            dist.destroy_process_group()
-    # An attempt that failed has counted, too, and a group is found in the store by its number.
-    distributed_c10d._world.group_count = 0
-    # torch puts a hook around the one before for each group, so that they would pile up.
-    if getattr(sys.excepthook, "__module__", "") == distributed_c10d.__name__:
-        sys.excepthook = excepthook

@@ -29,6 +29,7 @@ class Replica:
     """One rank's replica of a model, and the flat gradients of it."""
 
     lockstep = False
+    movable = True
 
     def __init__(self, model: nn.Module, group: Collectives, *, exact: bool = False) -> None:
         """`exact`: sums whose bits do not depend on the world size."""
@@ -49,6 +50,10 @@ class Replica:
         self._last = False
         self._sent = 0
         self._marks: Marks = {}
+
+    def move(self, group: Collectives) -> None:
+        """Sum over another group from here on."""
+        self.group = group
 
     def align(self) -> None:
         """Make parameters and buffers equal to rank 0's."""

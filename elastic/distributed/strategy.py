@@ -7,6 +7,7 @@ from typing import Protocol
 from torch import nn
 from torch.optim import Optimizer
 
+from elastic.distributed.group import Collectives
 from elastic.plan.tree import Spread
 
 
@@ -21,6 +22,15 @@ class Strategy(Protocol):
     @property
     def lockstep(self) -> bool:
         """Whether forward and backward talk to the other ranks, so that all must do equally many."""
+        ...
+
+    @property
+    def movable(self) -> bool:
+        """Whether `move` is possible."""
+        ...
+
+    def move(self, group: Collectives) -> None:
+        """Work with another group from here on, which may have another size. The model's state stays as it is."""
         ...
 
     def align(self) -> None:

@@ -19,6 +19,7 @@ from elastic.events.kinds import (
     OrderChosen,
     Outcome,
     Recovered,
+    ReplicasDiffered,
     Rescaled,
     Restored,
     RoundOpened,
@@ -27,6 +28,7 @@ from elastic.events.kinds import (
     StorageRetried,
     WorkerLost,
     WorkerStarted,
+    WorkerStayed,
     WorldFormed,
 )
 from elastic.events.records import EVENT_TYPES, EventFile, Record, decode, encode, read_records
@@ -53,6 +55,7 @@ __all__ = [
     "Outcome",
     "Record",
     "Recovered",
+    "ReplicasDiffered",
     "Rescaled",
     "Restored",
     "RoundOpened",
@@ -61,6 +64,7 @@ __all__ = [
     "StorageRetried",
     "WorkerLost",
     "WorkerStarted",
+    "WorkerStayed",
     "WorldFormed",
     "decode",
     "encode",

@@ -115,12 +115,21 @@ class NodeLost(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerStarted(Event):
-    """This node's worker process was started. `path`: how (reexec is a new Python)."""
+    """This node's worker process was started. `path`: how (refork: from the zygote; reexec: a new Python)."""
 
     kind = "worker_started"
     worker_rank: int
     pid: int
     path: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerStayed(Event):
+    """This node's worker process was not ended: it takes part in the next generation with all it has."""
+
+    kind = "worker_stayed"
+    worker_rank: int
+    pid: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,6 +182,15 @@ class Restored(Event):
     iteration: int
     consumed_samples: int
     seconds: float
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicasDiffered(Event):
+    """Workers that had come equally far held different bits: a fault of a machine or of the job's code. Mended."""
+
+    kind = "replicas_differed"
+    ranks: tuple[int, ...]
     reason: str
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import sys
 from typing import Any, NoReturn
 
@@ -17,12 +18,16 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import SignalException
 
 from elastic.errors import ElasticError, ExitCode, Preempted, UsageError
-from elastic.events import Cause, Fencing, JobEnded, Outcome, RoundOpened, WorkerLost, WorkerStarted
-from elastic.launch.exits import Ending, Verdict, WorkerExit, cause_of, describe, fault_of, judge
-from elastic.launch.processes import WorkerProcesses
+from elastic.events import Cause, Fencing, JobEnded, Outcome, RoundOpened, WorkerLost, WorkerStarted, WorkerStayed
+from elastic.launch.exits import Ending, Verdict, WorkerExit, cause_of, describe, fault_of, judge, staying_as
+from elastic.launch.forked import path_of
+from elastic.launch.processes import Process, WorkerProcesses
 from elastic.launch.stage import Stage
 from elastic.launch.stall import kill_stopped
 from elastic.launch.stall_watch import Finding
+from elastic.launch.starting import Starter
+from elastic.launch.torch_details import handler_with, take_starts
+from elastic.link import Control
 from elastic.rendezvous.errors import JobClosed
 from elastic.rendezvous.membership import Membership, Regroup
 from elastic.rendezvous.model import FailureReport, Phase
@@ -31,7 +36,10 @@ from elastic.world import GENERATION
 logger = logging.getLogger(__name__)
 
 SETTLE_S = 1.0
-"""How long workers of a broken generation may take to end by themselves: enough to end a commit under way."""
+"""How long workers of a broken generation may take to end or to stay: enough to end a commit under way."""
+SETTLE_STEPS = 2.0
+"""The same in steps, where these take longer: who computes notices at the end of a micro-batch at the latest."""
+MOST_SETTLE_S = 30.0
 VAIN_S = 0.2
 """The same where they wait for peers that were found silent: nothing was done for longer than that already."""
 FINISH_S = 60.0
@@ -48,6 +56,10 @@ class Agent(LocalElasticAgent):
         super().__init__(spec, *args, **kwargs)
         self._stage = stage
         self._workers: WorkerProcesses | None = None
+        forks = stage.ready.fork if stage.ready is not None else _none
+        self._starter = Starter(
+            handler_with(forks), place=lambda pid, place: stage.server.place(pid, place), extra=self._told_anew
+        )
         self._grace_s = float(kwargs.get("shutdown_timeout") or 30)
 
     def _invoke_run(self, role: str = "default") -> RunResult:
@@ -68,12 +80,14 @@ class Agent(LocalElasticAgent):
             if self._workers is not None:
                 self._workers.kill()
                 self._workers.close()
+            self._starter.drop()
             self._stage.stop()
 
     def _until_told(self) -> RunResult:
         if not isinstance(self._worker_group.spec.entrypoint, str):
             raise UsageError("workers must be started as programs; leave out torchrun's --run-path")
         try:
+            take_starts(self._starter)
             self._stage.start(slots=self._worker_group.spec.local_world_size)
             return self._generations()
         except SignalException as signalled:
@@ -119,21 +133,33 @@ class Agent(LocalElasticAgent):
         group.master_addr = membership.store_address
         group.master_port = membership.store_port
         self._stage.export({GENERATION: str(membership.generation)})
-        self._stage.server.begin_generation()
+        self._stage.begin_generation()
         pids = self._start_workers(group)
         context = self._pcontext
         assert context is not None  # _start_workers made it
+        handlers = context.subprocess_handlers.items()  # type: ignore[attr-defined]
+        processes = {local_rank: handler.proc for local_rank, handler in handlers}
         for worker in group.workers:
             worker.id = pids[worker.local_rank]
-            self._stage.observer.emit(WorkerStarted(worker_rank=worker.global_rank, pid=worker.id, path="reexec"))
-        handlers = context.subprocess_handlers.items()  # type: ignore[attr-defined]
+            self._tell_started(worker, processes[worker.local_rank])
         self._workers = WorkerProcesses(
-            {local_rank: handler.proc for local_rank, handler in handlers},
+            processes,
             wake=self._stage.wake,
             clock=self._stage.clock,
         )
         group.state = WorkerState.HEALTHY
         self._stage.stall.begin(membership)
+
+    def _told_anew(self) -> dict[str, str]:
+        """What changes for a worker that stays, beside torch's own variables."""
+        return {GENERATION: os.environ[GENERATION]}
+
+    def _tell_started(self, worker: Worker, process: Process) -> None:
+        rank, pid = worker.global_rank, worker.id
+        if worker.local_rank in self._starter.stayed:
+            self._stage.observer.emit(WorkerStayed(worker_rank=rank, pid=pid))
+        else:
+            self._stage.observer.emit(WorkerStarted(worker_rank=rank, pid=pid, path=path_of(process)))
 
     def _live(self) -> Verdict:
         """Wait until this node's part of the generation is over, and end what is left of it."""
@@ -142,7 +168,7 @@ class Agent(LocalElasticAgent):
         known: Regroup | None = None
         until_s = math.inf
         clock = self._stage.clock
-        while workers.running and not workers.failed:
+        while self._goes_on(workers):
             self._stage.signals.check()
             self._stage.coordinator.check()
             regroup = self._stage.coordinator.regroup()
@@ -168,12 +194,21 @@ class Agent(LocalElasticAgent):
             workers.wait(limit_s=None if math.isinf(left_s) else left_s)
         return self._settle(workers)
 
+    def _goes_on(self, workers: WorkerProcesses) -> bool:
+        """Whether some worker is still in the generation, and none has found it broken."""
+        return not self._broke(workers) and not set(workers.pids) <= set(self._stage.staying)
+
+    def _broke(self, workers: WorkerProcesses) -> list[int]:
+        """The places whose workers ended in a failure, or stay and say that a peer was lost."""
+        staying = self._stage.staying
+        lost = [rank for rank, process in workers.left.items() if process.pid in staying and staying[process.pid].lost]
+        return lost + [rank for rank, end in workers.ended.items() if end.exit_code != 0]
+
     def _ending(self, regroup: Regroup) -> None:
         self._stage.observer.fault(regroup.cause)
         self._stage.observer.emit(RoundOpened(cause=regroup.cause, reason=regroup.reason))
         logger.info("regroup: %s", regroup.reason)
-        if regroup.planned:
-            self._stage.server.regroup()
+        self._stage.server.ask_all(Control.REGROUP if regroup.planned else Control.OVER)
 
     def _give_up(self, reason: str) -> None:
         """Whether this node's generation still is the present one cannot be known: its workers must not go on."""
@@ -182,15 +217,22 @@ class Agent(LocalElasticAgent):
         logger.warning("the workers are stopped: %s", reason)
 
     def _end_within_s(self, regroup: Regroup) -> float:
-        return PLANNED_S if regroup.planned else VAIN_S if self._stage.stall.blames else SETTLE_S
+        return PLANNED_S if regroup.planned else self._settle_within_s()
+
+    def _settle_within_s(self) -> float:
+        if self._stage.stall.blames:
+            return VAIN_S
+        pace = self._stage.observer.pace
+        return min(MOST_SETTLE_S, max(SETTLE_S, SETTLE_STEPS * pace.mean_step_s if pace.known else 0.0))
 
     def _settle(self, workers: WorkerProcesses) -> Verdict:
         # The fault counts from here, before waiting for those that must still end.
-        if workers.failed:
-            ended = [self._exit_of(local_rank) for local_rank in workers.ended]
-            self._stage.observer.fault(fault_of(ended))
-        workers.let_end(limit_s=SETTLE_S if not self._stage.stall.blames else VAIN_S)
-        exits = [self._exit_of(end.local_rank) for end in workers.ended.values()]
+        if not set(workers.pids) <= set(self._stage.staying):
+            self._stage.server.ask_all(Control.OVER)
+        if broke := self._broke(workers):
+            self._stage.observer.fault(fault_of([self._exit_of(local_rank) for local_rank in broke]))
+        workers.let_end(limit_s=self._settle_within_s(), staying=lambda: self._stage.staying)
+        exits = [self._exit_of(local_rank) for local_rank in range(self._worker_group.spec.local_world_size)]
         verdict = judge(
             exits,
             step=self._stage.observer.step,
@@ -198,25 +240,28 @@ class Agent(LocalElasticAgent):
             killed=frozenset(workers.killed),
         )
         for end in exits:
-            if end.meant not in (ExitCode.DONE, ExitCode.REGROUP) and end.pid not in workers.killed:
+            ended_here = end.meant not in (ExitCode.DONE, ExitCode.REGROUP) and not end.stays
+            if ended_here and end.pid not in workers.killed:
                 lost = WorkerLost(worker_rank=end.rank, pid=end.pid, cause=cause_of(end), reason=describe(end))
                 self._stage.observer.emit(lost)
+        self._starter.kept = workers.left
         workers.close()
         self._workers = None
+        for local_rank in self._starter.kept:
+            self._pcontext.subprocess_handlers.pop(local_rank)  # type: ignore[union-attr]  # or torch would end it
         self._shutdown()  # torch's part: log files and tails
         self._pcontext = None
         return verdict
 
     def _exit_of(self, local_rank: int) -> WorkerExit:
         assert self._workers is not None  # called while settling
-        end = self._workers.ended[local_rank]
-        return WorkerExit(
-            rank=self._worker_group.workers[local_rank].global_rank,
-            pid=end.pid,
-            exit_code=end.exit_code,
-            order=end.order,
-            told=self._stage.told(end.pid),
-        )
+        rank = self._worker_group.workers[local_rank].global_rank
+        end = self._workers.ended.get(local_rank)
+        if end is None:
+            pid = self._workers.left[local_rank].pid
+            return staying_as(self._stage.staying[pid], rank=rank, pid=pid, order=len(self._workers.ended))
+        told = self._stage.told(end.pid)
+        return WorkerExit(rank=rank, pid=end.pid, exit_code=end.exit_code, order=end.order, told=told)
 
     def _leave(self, signal_name: str) -> NoReturn:
         """A planned leave: finish the step, save, go; a second signal ends it at once."""
@@ -224,7 +269,7 @@ class Agent(LocalElasticAgent):
         self._stage.signals.defer()
         self._stage.leave()
         if self._workers is not None:
-            self._stage.server.regroup()
+            self._stage.server.ask_all(Control.LEAVE)
             self._workers.let_end(limit_s=self._grace_s, hurry=lambda: len(self._stage.signals.received) > 1)
             if all(self._exit_of(local_rank).meant == ExitCode.DONE for local_rank in self._workers.ended):
                 self._end(Outcome.SUCCEEDED, ExitCode.DONE, "the run finished while leaving")
@@ -244,6 +289,10 @@ class Agent(LocalElasticAgent):
         if exit_code != ExitCode.DONE:
             last_word(text)
         raise SystemExit(int(exit_code))
+
+
+def _none(*_: object) -> None:
+    """Nothing forks workers here: each is a new Python."""
 
 
 def last_word(text: str) -> None:

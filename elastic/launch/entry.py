@@ -6,6 +6,7 @@ torchrun asks the registered creator for a handler before it builds its agent, a
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -23,7 +24,8 @@ from elastic.config.load import resolve
 from elastic.config.model import Numerics, PathScope, Settings
 from elastic.errors import ElasticError, UsageError
 from elastic.launch.agent import Agent
-from elastic.launch.stage import Stage
+from elastic.launch.ready import ReadyWorkers
+from elastic.launch.stage import Stage, threads_for
 from elastic.launch.torch_details import put_agent_in_place
 from elastic.plan.tree import sharings, told
 from elastic.world import NODE
@@ -42,6 +44,8 @@ class Command:
     arguments: tuple[str, ...]
     slots: int = 1
     """Workers of a node."""
+    python: bool = True
+    """Whether workers are plain Pythons, not other programs nor below another one (numactl)."""
 
     @property
     def ours(self) -> bool:
@@ -61,6 +65,7 @@ def torchrun_command(argv: Sequence[str]) -> Command:
         script=parsed.training_script,
         arguments=tuple(parsed.training_script_args),
         slots=determine_local_world_size(parsed.nproc_per_node),
+        python=not parsed.no_python and parsed.numa_binding is None,
     )
 
 
@@ -87,19 +92,37 @@ def _create(parameters: RendezvousParameters, *, argv: Sequence[str], environ: M
             "checkpoint.save_path_scope is private, so that nothing shows which nodes belong together: give all of "
             "them the same --rdzv-id"
         )
-    identity = claim(settings.checkpoint.save_path, job_id=parameters.run_id)
-    stage = Stage(
-        parameters,
-        settings=settings,
-        job_id=identity.job_id,
-        node=environ.get(NODE) or socket.gethostname(),
-        environ=environ,
-        clock=SYSTEM_CLOCK,
-    )
+    with contextlib.ExitStack() as undo:
+        ready = _ready_workers(settings, command, environ=environ)
+        if ready is not None:
+            ready.start()
+            undo.callback(ready.stop)
+        identity = claim(settings.checkpoint.save_path, job_id=parameters.run_id)
+        stage = Stage(
+            parameters,
+            settings=settings,
+            job_id=identity.job_id,
+            node=environ.get(NODE) or socket.gethostname(),
+            environ=environ,
+            clock=SYSTEM_CLOCK,
+            ready=ready,
+        )
+        undo.pop_all()
     logger.info("job %s, etcd at %s", identity.job_id, stage.handler.endpoint)
     logger.info("%s", _sharing(settings, command, nodes=range(parameters.min_nodes, parameters.max_nodes + 1)))
     put_agent_in_place(functools.partial(Agent, stage=stage))
     return stage.handler
+
+
+def _ready_workers(settings: Settings, command: Command, *, environ: Mapping[str, str]) -> ReadyWorkers | None:
+    """What forks this node's workers; None where they are to be started one by one."""
+    if not (settings.launch.ready_workers and command.script and command.python):
+        return None
+    return ReadyWorkers(
+        module=settings.job.target.partition(":")[0] if command.ours else "",
+        environ={**environ, **threads_for(settings.training.threads_per_worker, environ=environ)},
+        clock=SYSTEM_CLOCK,
+    )
 
 
 def _check_split(settings: Settings, *, min_workers: int) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from elastic.errors import ExitCode
 from elastic.events import Cause
-from elastic.link import Failure
+from elastic.link import Failure, Stays
 from elastic.rendezvous.model import FailureReport
 
 
@@ -24,6 +24,8 @@ class WorkerExit:
     """Negative: ended by that signal, as subprocess says it."""
     order: int
     told: Failure | None = None
+    stays: bool = False
+    """It has not ended, but left its generation and waits for the next."""
 
     @property
     def meant(self) -> int:
@@ -80,6 +82,13 @@ def judge(exits: Sequence[WorkerExit], *, step: int, committed_steps: int, kille
         report = _report(lost, step=step, committed_steps=committed_steps)
         return Verdict(ending=Ending.FAILED, reason=describe(lost), report=report, root=lost)
     return Verdict(ending=Ending.REGROUP, reason="the workers saved and ended for a regroup")
+
+
+def staying_as(stays: Stays, *, rank: int, pid: int, order: int) -> WorkerExit:
+    """A worker that stays, beside those that ended: it lost a peer, or regroups."""
+    code = ExitCode.PEER_LOST if stays.lost else ExitCode.REGROUP
+    told = Failure(exit_code=code, step=stays.step, signature="", text=stays.text)
+    return WorkerExit(rank=rank, pid=pid, exit_code=code, order=order, told=told, stays=True)
 
 
 def cause_of(end: WorkerExit) -> Cause:

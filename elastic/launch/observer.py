@@ -17,6 +17,7 @@ from elastic.events import (
     Rescaled,
     Restored,
     StepCommitted,
+    WorkerStarted,
     decode,
 )
 from elastic.launch.recovery import RecoveryWatch
@@ -75,6 +76,9 @@ class Observer:
         except OSError as error:
             logger.error("an event could not be written (%s): %s", error, event)
         self._metrics.apply(record)
+        if isinstance(event, WorkerStarted):
+            with self._lock:
+                self._watch.started(event.path)
 
     def fault(self, cause: Cause) -> None:
         """This node's part of the generation is over, now."""

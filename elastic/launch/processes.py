@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import selectors
 import signal
-import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from elastic.clock import Clock
 
@@ -42,6 +42,19 @@ class WakePipe:
         os.close(self.fd)
 
 
+class Process(Protocol):
+    """A child: subprocess.Popen, or a worker that the zygote forked."""
+
+    @property
+    def pid(self) -> int:
+        """Its id; its own until it was waited for."""
+        ...
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code, negative for a signal."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Ended:
     """A worker's end, in the order in which it was noticed."""
@@ -55,7 +68,7 @@ class Ended:
 class WorkerProcesses:
     """The workers of one generation on this node. `ended` grows as they end; `killed` holds pids that we killed."""
 
-    def __init__(self, processes: Mapping[int, subprocess.Popen[bytes]], *, wake: WakePipe, clock: Clock) -> None:
+    def __init__(self, processes: Mapping[int, Process], *, wake: WakePipe, clock: Clock) -> None:
         self.ended: dict[int, Ended] = {}
         self.killed: set[int] = set()
         self._processes = dict(processes)
@@ -64,6 +77,7 @@ class WorkerProcesses:
         self._selector = selectors.DefaultSelector()
         self._selector.register(wake.fd, selectors.EVENT_READ, None)
         self._pidfds: dict[int, int] = {}
+        self._groups: list[int] = []
         for local_rank, process in self._processes.items():
             self._pidfds[local_rank] = os.pidfd_open(process.pid)
             self._selector.register(self._pidfds[local_rank], selectors.EVENT_READ, local_rank)
@@ -83,6 +97,11 @@ class WorkerProcesses:
         """Whether some worker ended with anything but 0."""
         return any(end.exit_code != 0 for end in self.ended.values())
 
+    @property
+    def left(self) -> dict[int, Process]:
+        """By local rank: those that have not ended."""
+        return {rank: process for rank, process in self._processes.items() if rank not in self.ended}
+
     def wait(self, *, limit_s: float | None = None) -> bool:
         """Wait until a worker ends or somebody wakes us; False when the limit ran out first."""
         ready = self._selector.select(limit_s)
@@ -93,28 +112,34 @@ class WorkerProcesses:
                 self._reap(key.data)
         return bool(ready)
 
-    def let_end(self, *, limit_s: float, hurry: Callable[[], bool] = lambda: False) -> None:
+    def let_end(
+        self, *, limit_s: float, hurry: Callable[[], bool] = lambda: False,
+        staying: Callable[[], Collection[int]] = tuple,
+    ) -> None:  # fmt: skip
         """Give the workers so long to end by themselves, then kill those left and wait for them.
 
         Args:
             hurry: asked after each wake-up; True cuts the time short.
+            staying: pids of those that need not end; asked likewise.
         """
         until_s = self._clock.monotonic_s() + limit_s
-        while self.running and not hurry() and (left_s := until_s - self._clock.monotonic_s()) > 0:
+        while set(self.pids) - set(staying()) and not hurry() and (left_s := until_s - self._clock.monotonic_s()) > 0:
             self.wait(limit_s=left_s)
-        self.kill()
+        self.kill(but=staying())
 
-    def kill(self) -> None:
+    def kill(self, *, but: Collection[int] = ()) -> None:
         """SIGKILL what still runs, with its process group (a worker's data loaders), and wait for its end."""
-        for local_rank, process in self._processes.items():
-            if local_rank not in self.ended:
-                self.killed.add(process.pid)
-                _kill_group(process.pid)
-        while self.running:
+        doomed = [pid for pid in self.pids if pid not in but]
+        for pid in doomed:
+            self.killed.add(pid)
+            kill_group(pid)
+        while not set(doomed).isdisjoint(self.pids):
             self.wait()
 
     def close(self) -> None:
-        """Close what was opened to watch."""
+        """Close what was opened to watch, and bury what else of the workers' is dead."""
+        for group in self._groups:
+            _reap_orphans(group)
         self._selector.close()
         for fd in self._pidfds.values():
             os.close(fd)
@@ -125,8 +150,9 @@ class WorkerProcesses:
         ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         if ended is None or ended.si_status != 0:
             # What a broken worker had forked must not outlive it. Before it is reaped: until then its id is its own.
-            _kill_group(process.pid)
+            kill_group(process.pid)
         exit_code = process.wait()
+        self._groups.append(process.pid)
         if exit_code != -signal.SIGKILL:
             self.killed.discard(process.pid)  # it was quicker: its end is its own
         self.ended[local_rank] = Ended(
@@ -134,9 +160,18 @@ class WorkerProcesses:
         )
 
 
-def _kill_group(pid: int) -> None:
+def kill_group(pid: int) -> None:
     """torch starts each worker as the leader of a session, so that its group is its own and its children's."""
     try:
         os.killpg(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
         return  # nobody is left in it
+
+
+def _reap_orphans(group: int) -> None:
+    """Those of a worker's processes that became our children when it ended: where we adopt, or are process 1."""
+    try:
+        while os.waitpid(-group, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return  # none are left

@@ -6,6 +6,9 @@ from dataclasses import dataclass, replace
 
 from elastic.events import Cause, Recovered, Restored, StepCommitted
 
+RUNGS = ("rejoin", "refork", "reexec")
+"""How a worker came to its generation: it stayed, it was forked from a ready one, or it is a new Python."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
@@ -29,12 +32,18 @@ class RecoveryWatch:
         self._generation = 0
         self._fault: Fault | None = None
         self._restored_steps: int | None = None
+        self._path = RUNGS[0]
 
     def fault(self, cause: Cause, *, generation: int, now_s: float) -> None:
         """A generation ended. A recovery is counted from the first fault since a newer generation's step."""
         self._restored_steps = None
+        self._path = RUNGS[0]
         if self._fault is None:
             self._fault = Fault(cause=cause, at_s=now_s, reached_steps=self.step, generation=generation)
+
+    def started(self, path: str) -> None:
+        """A worker of the next generation was started so. The slowest way is what the recovery took."""
+        self._path = max(self._path, path, key=RUNGS.index)
 
     def restored(self, event: Restored) -> None:
         """Workers stand where a checkpoint put them."""
@@ -60,7 +69,7 @@ class RecoveryWatch:
         back_at = self._restored_steps if self._restored_steps is not None else event.iteration - 1
         return Recovered(
             cause=fault.cause,
-            path="reexec",
+            path=self._path,
             seconds=now_s - fault.at_s,
             lost_steps=max(0, fault.reached_steps - back_at),
         )

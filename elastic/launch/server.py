@@ -14,11 +14,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from elastic.link import Answer, Failure, Lines, pack
+from elastic.link import Answer, Control, Failure, Lines, Place, Stays, pack
 
 logger = logging.getLogger(__name__)
-
-_REGROUP = {"control": "regroup"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +27,8 @@ class Callbacks:
     failure: Callable[[int, Failure], None]
     """Given the worker's pid."""
     ask: Callable[[str, str | None], Answer]
+    stays: Callable[[int, Stays], None]
+    """Given the worker's pid."""
 
 
 @dataclass
@@ -59,23 +59,31 @@ class WorkerServer:
         self._caught_up = threading.Condition(self._lock)
         self._hearings_asked = 0
         self._hearings_done = 0
-        self._regroup_asked = False
+        self._asked: Control | None = None
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="elastic-worker-server", daemon=True)
         self._thread.start()
 
-    def regroup(self) -> None:
-        """Ask all workers to finish their step, save and end; those still starting up are asked as they connect."""
+    def ask_all(self, control: Control) -> None:
+        """Ask something of all workers; those still starting up are asked as they connect."""
         with self._lock:
-            self._regroup_asked = True
+            self._asked = control
             peers = list(self._peers.values())
         for peer in peers:
-            self._send(peer, _REGROUP)
+            self._send(peer, {"control": control})
 
     def begin_generation(self) -> None:
-        """Forget earlier requests: the workers started from now on are new ones."""
+        """Forget earlier requests: they were meant for the generation before."""
         with self._lock:
-            self._regroup_asked = False
+            self._asked = None
+
+    def place(self, pid: int, place: Place) -> bool:
+        """Give a worker that stays its place in the next generation; False where it has hung up."""
+        with self._lock:
+            peer = next((peer for peer in self._peers.values() if peer.pid == pid), None)
+        if peer is not None:
+            self._send(peer, {"place": asdict(place)})
+        return peer is not None
 
     def hear_out(self, *, limit_s: float) -> bool:
         """Wait until all that workers sent before is handled, the last words of one that has just ended too.
@@ -172,9 +180,11 @@ class WorkerServer:
         elif "hello" in message:
             peer.pid = message["hello"]["pid"]
             with self._lock:
-                asked = self._regroup_asked
-            if asked:
-                self._send(peer, _REGROUP)
+                asked = self._asked
+            if asked is not None:
+                self._send(peer, {"control": asked})
+        elif "stays" in message:
+            self._callbacks.stays(peer.pid, Stays(**message["stays"]))
         elif "ask" in message:
             self._send(peer, {"id": message["id"], "answer": asdict(self._answer(message))})
 

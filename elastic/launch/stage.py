@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-import threading
 import uuid
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -24,13 +23,15 @@ from elastic.events import AgentStarted, EventFile, WorldFormed
 from elastic.launch.interface import interface_of
 from elastic.launch.observer import Observer
 from elastic.launch.processes import WakePipe
+from elastic.launch.ready import ReadyWorkers
 from elastic.launch.server import Callbacks, WorkerServer
 from elastic.launch.signals import LeaveSignals
 from elastic.launch.stall_watch import StallWatch
 from elastic.launch.torch_details import take_signals
+from elastic.launch.words import Words
 from elastic.lease import LeasePage
 from elastic.lifetime import AGENT_PID
-from elastic.link import Answer, Failure
+from elastic.link import Answer, Failure, Stays
 from elastic.metrics.exporter import Exporter
 from elastic.metrics.fold import Metrics
 from elastic.rendezvous.assemble import assemble
@@ -59,6 +60,7 @@ class Stage:
         node: str,
         environ: Mapping[str, str],
         clock: Clock,
+        ready: ReadyWorkers | None,
     ) -> None:
         """Put the parts together; nothing is started and nothing is connected to yet.
 
@@ -68,17 +70,16 @@ class Stage:
         """
         self.clock, self._settings, self._node = clock, settings, node
         self.wake = WakePipe()
+        self.ready = ready
+        """What forks the workers; None where each is a new Python."""
         self.signals = LeaveSignals(on_signal=self.wake.wake)
-        self._agent = uuid.uuid4().hex
-        self._metrics = Metrics(clock=clock)
-        self._told: dict[int, Failure] = {}
-        self._lock = threading.Lock()
+        self._agent, self._metrics = uuid.uuid4().hex, Metrics(clock=clock)
+        self._words = Words(wake=self.wake.wake)
         self._previous: Agreed | None = None
-        self._member = False
-        self._outer: dict[str, str | None] = {}
+        self._member, self._outer = False, dict[str, str | None]()
         self._stack = ExitStack()
-        save_root = settings.checkpoint.save_path
-        self._events_path = Path(local_dir(save_root)).absolute() / "events" / f"{node}-{self._agent[:8]}.jsonl"
+        save_root, name = settings.checkpoint.save_path, f"{node}-{self._agent[:8]}.jsonl"
+        self._events_path = Path(local_dir(save_root)).absolute() / "events" / name
         self.observer = Observer(
             node=node,
             file=EventFile(self._events_path),
@@ -86,6 +87,9 @@ class Stage:
             clock=clock,
             is_leader=lambda: self.coordinator.is_leader,
         )
+        if ready is not None:
+            ready.attach(emit=self.observer.emit, wake=self.wake, interrupted=lambda: bool(self.signals.received))
+            self._stack.callback(ready.stop)
         self._page = LeasePage.create()
         self._stack.callback(self._page.remove)
         self.handler = assemble(
@@ -103,11 +107,9 @@ class Stage:
             page=self._page,
         )
         self.coordinator = self.handler.coordinator
+        limit_s = settings.rendezvous.unconfirmed_limit_s
         self.stall = StallWatch(
-            self.coordinator,
-            pace=lambda: self.observer.pace,
-            unconfirmed_limit_s=settings.rendezvous.unconfirmed_limit_s,
-            clock=clock,
+            self.coordinator, pace=lambda: self.observer.pace, unconfirmed_limit_s=limit_s, clock=clock
         )
 
     def start(self, *, slots: int) -> None:
@@ -138,7 +140,12 @@ class Stage:
             )
         )
         self.server = WorkerServer(
-            Callbacks(event=self.observer.worker_said, failure=self._worker_failed, ask=self._answer)
+            Callbacks(
+                event=self.observer.worker_said,
+                failure=self._words.fails,
+                ask=self._answer,
+                stays=self._words.stays,
+            )
         )
         self._stack.callback(self.server.stop)
         self.export(
@@ -179,8 +186,6 @@ class Stage:
     def join(self, report: FailureReport | None) -> Membership:
         """Take part in the next generation. Raises JobClosed, Preempted, StoreError."""
         membership = self.coordinator.join(report, interrupted=lambda: bool(self.signals.received))
-        with self._lock:
-            self._told.clear()
         world = dataclasses.replace(membership.world, seats=self.coordinator.known_seats(membership.world))
         membership = dataclasses.replace(membership, world=world)
         self.observer.new_generation(world, previous=self._previous)
@@ -206,15 +211,20 @@ class Stage:
         )
         return membership
 
+    def begin_generation(self) -> None:
+        """What workers said of the last one is of no interest any more, nor what was asked of them."""
+        self._words.forget()
+        self.server.begin_generation()
+
+    @property
+    def staying(self) -> dict[int, Stays]:
+        """By pid: what the workers said that wait for the next generation."""
+        return self._words.staying
+
     def told(self, pid: int) -> Failure | None:
         """What the worker with this pid, which has ended, said about its end."""
         self.server.hear_out(limit_s=HEAR_OUT_S)
-        with self._lock:
-            return self._told.get(pid)
-
-    def _worker_failed(self, pid: int, failure: Failure) -> None:
-        with self._lock:
-            self._told[pid] = failure
+        return self._words.last(pid)
 
     def _answer(self, what: str, value: str | None) -> Answer:
         if what == "record":

@@ -59,7 +59,7 @@ class Node:
 
     def workers(self) -> list[int]:
         """The pids of the workers that run now."""
-        return [pid for pid in children(self.pid) if not _is_keeper(pid)]
+        return [pid for pid in children(self.pid) if not _is_helper(pid)]
 
     def signal(self, number: signal.Signals) -> None:
         """Signal the agent alone."""
@@ -95,12 +95,16 @@ def children(pid: int) -> list[int]:
     return found
 
 
-def _is_keeper(pid: int) -> bool:
-    """Whether it is the agent's lease keeper, which is no worker."""
+_HELPERS = (b"elastic.rendezvous.lease_keeper", b"elastic/launch/zygote.py")
+
+
+def _is_helper(pid: int) -> bool:
+    """Whether it is the agent's lease keeper or its zygote, which are no workers."""
     try:
-        return b"elastic.rendezvous.lease_keeper" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
+    return any(name in command for name in _HELPERS)
 
 
 def descendants(pid: int) -> list[int]:

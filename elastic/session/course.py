@@ -49,8 +49,11 @@ class Course:
         clock: Clock,
         group: Collectives | None = None,
         likeness: Likeness | None = None,
+        earlier: Course | None = None,
     ) -> None:
-        """`group`: to find out whether all ranks see the same data; None: this rank is alone.
+        """`earlier`: this rank's course in the generation before; what it saw of the run's health is not forgotten.
+
+        `group`: to find out whether all ranks see the same data; None: this rank is alone.
         `likeness`: how all workers compute, to be saved; None where it does not matter.
 
         Raises:
@@ -71,11 +74,14 @@ class Course:
         )
         self._settled = settle(source, settings, restored, self._plan, group=self._group)
         self._go_to(restored)
+        self._known_states: Mapping[int, str] = self._settled.states
         self._loader = self._new_loader()
         self._step_began_s = clock.monotonic_s()
         self._losses: deque[float] = deque(maxlen=_LOSSES)
         self._grad_norm: float | None = None
         self._grad_norms: deque[float] = deque(maxlen=_LOSSES)
+        if earlier is not None and earlier.iteration == self.iteration:
+            self._losses, self._grad_norms = earlier._losses, earlier._grad_norms
         if world.rank == 0:
             self._tell_order()
             self._tell_scaling(restored)
@@ -111,9 +117,10 @@ class Course:
     def next_step(
         self, group: Collectives, strategies: tuple[Strategy, ...], regroup_wanted: Callable[[], bool],
         save_ready: Callable[[], bool] = lambda: True, *, due: Callable[[int, range | None], bool] = lambda *_: False,
-        scaled: bool = False,
+        scaled: bool = False, leave_wanted: Callable[[], bool] = lambda: False,
+        stays: Callable[[], bool] = lambda: False, over: Callable[[], bool] = lambda: False,
     ) -> Step:  # fmt: skip
-        """The step that starts where the last one ended.
+        """The step that starts where the last one ended. For what is not explained here see `StepParts`.
 
         `due`: whether a save follows the step of a number, which completes these counted ones; `scaled`: whether a
         GradScaler is in use.
@@ -126,6 +133,9 @@ class Course:
             device=self._world.device,
             seed=self._settings.training.seed,
             regroup_wanted=regroup_wanted,
+            leave_wanted=leave_wanted,
+            stays=stays,
+            over=over,
             rate_factor=self._batching.rate_factor,
             on_nan=self._settings.training.on_nan,
             spread=Spread(self._plan.spread(self.consumed_samples, world_size=self._world.size)),
@@ -216,12 +226,30 @@ class Course:
             iteration, samples = open_step.iteration, open_step.stop
         return Evaluated(iteration=iteration, consumed_samples=samples, values=tuple(sorted(values.items())))
 
+    @property
+    def states(self) -> Mapping[int, str]:
+        """Where the slots of a stream stand that this rank has run."""
+        return self._loader.states
+
+    def pause(self) -> None:
+        """Drop what was fetched and not committed. The position stays."""
+        self._loader.close()
+
     def close(self) -> None:
         """End the loader's processes."""
         self._loader.close()
 
     def save_meta(self) -> SaveMeta:
         """What a checkpoint says about where it was taken. Every rank calls it. Raises PeerLost."""
+        self._known_states = self._all_states()
+        return self._meta()
+
+    def standing_meta(self) -> SaveMeta:
+        """The same of this rank alone: where it stands, for others to go on from. Without what only others know."""
+        self._known_states = {**self._known_states, **self._loader.states}
+        return self._meta()
+
+    def _meta(self) -> SaveMeta:
         training = self._settings.training
         epoch, position = self._settled.order.epoch_of(self.consumed_samples)
         return SaveMeta(
@@ -236,7 +264,7 @@ class Course:
             global_step=global_step_view(self.consumed_samples, self._batching.global_batch_size),
             epoch_num=epoch,
             step_num=position // self._batching.global_batch_size,
-            data=self._settled.to_plain(states=self._all_states(), last=self._last_step),
+            data=self._settled.to_plain(states=self._known_states, last=self._last_step),
             signs=Signs(
                 loss=self._losses[-1] if self._losses else None,
                 earlier_losses=tuple(self._losses)[:-1],

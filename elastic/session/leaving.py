@@ -35,6 +35,10 @@ class LeaveOnSignal:
         """Whether this worker is to end after the step: its agent said so, or a signal."""
         return self.received is not None or self._link().regroup_wanted()
 
+    def leaves(self) -> bool:
+        """Whether this worker ends for good: its node goes, or a signal came."""
+        return self.received is not None or self._link().leave_wanted
+
     def ending(self, step: int) -> ElasticError:
         """What it ends with. Where an agent of ours is left, that one knows whether to start it again."""
         if self.received is None or self._link().present:

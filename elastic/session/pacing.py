@@ -6,7 +6,7 @@ from pathlib import Path
 
 from elastic.checkpoint.flight import SaveResult
 from elastic.checkpoint.interval import Costs, advise, measure, next_steps, recent_records
-from elastic.checkpoint.manager import CheckpointManager
+from elastic.checkpoint.schedule import Schedule
 from elastic.clock import Clock
 from elastic.config.model import CheckpointSettings, SaveInterval
 from elastic.distributed.group import Collectives
@@ -17,15 +17,15 @@ _OLD = 0.7
 
 
 class Pacer:
-    """Sets a manager's distance of saves at each save. Every rank has one and calls `after_save`; rank 0 decides."""
+    """Sets the distance of saves at each save. Every rank has one and calls `after_save`; rank 0 decides."""
 
     def __init__(
-        self, checkpoint: CheckpointSettings, *, manager: CheckpointManager, group: Collectives, clock: Clock,
+        self, checkpoint: CheckpointSettings, *, schedule: Schedule, group: Collectives, clock: Clock,
         emit: Emit, events: Path,
     ) -> None:  # fmt: skip
         """`events`: the directory of this run's events, for what happened before this start."""
         self._auto = checkpoint.save_interval is SaveInterval.AUTO and checkpoint.enable_save
-        self._manager, self._group, self._clock, self._emit = manager, group, clock, emit
+        self._schedule, self._group, self._clock, self._emit = schedule, group, clock, emit
         self._every_steps = checkpoint.save_interleaved_steps
         self._at: tuple[int, float] | None = None
         self._costs = measure([])
@@ -63,7 +63,7 @@ class Pacer:
         if steps != self._every_steps and self._group.rank == 0:
             self._emit(Notice(text=f"saves every {steps} steps instead of {self._every_steps}: {advice.reason}"))
         self._every_steps = steps
-        self._manager.pace(every_steps=steps)
+        self._schedule.pace(every_steps=steps)
 
 
 def _blend(old: float | None, new: float) -> float:

@@ -16,8 +16,8 @@ from elastic.errors import UsageError
 from elastic.world import World
 
 
-def lay_out(model: nn.Module, settings: Settings, *, world: World, group: Collectives) -> Strategy:
-    """Put a model on the ranks as training.strategy says; equal to rank 0's.
+def lay_out(model: nn.Module, settings: Settings, *, world: World, group: Collectives, align: bool = True) -> Strategy:
+    """Put a model on the ranks as training.strategy says; equal to rank 0's, unless its values come later.
 
     Raises:
         UsageError: the settings contradict one another.
@@ -34,7 +34,8 @@ def lay_out(model: nn.Module, settings: Settings, *, world: World, group: Collec
 
             return Sharded(model, group, device=world.device)
     strategy = Replica(model, group, exact=exact)
-    strategy.align()
+    if align:
+        strategy.align()
     return strategy
 
 

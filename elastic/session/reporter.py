@@ -38,6 +38,10 @@ class Reporter:
         self.path = Path(world.events_path or Path(local_dir(save_path)) / "events" / f"{world.node}.jsonl")
         self._file = EventFile(self.path)
 
+    def move(self, world: World) -> None:
+        """Tell of another generation from here on."""
+        self._world = world
+
     def __call__(self, event: Event) -> None:
         record = Record(
             time_s=self._clock.wall_s(),

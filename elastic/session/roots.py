@@ -46,6 +46,15 @@ def open_manager(
     )
 
 
+def serve(
+    manager: CheckpointManager, checkpoint: CheckpointSettings, identity: RootIdentity, *, world: World,
+    group: Collectives, committer: Committer, clock: Clock, emit: Emit,
+) -> None:  # fmt: skip
+    """Let the door to this run's checkpoints serve another generation. Raises as `settle`."""
+    roots = settle(checkpoint, identity, world=world, group=group, committer=committer, clock=clock, emit=emit)
+    manager.serve(roots.identity, group=group, committer=committer, generation=world.generation, places=roots.places)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Roots:
     """The run's identity, and the directories that save_path is where nodes do not share one."""

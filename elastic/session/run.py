@@ -10,14 +10,16 @@
                     step.backward(loss(model, batch))
                 optimizer.step()
 
-Everything that depends on the world is built inside the `with`. Leaving `with step:` commits the step.
+Everything that depends on the world is built inside the `with`. Leaving `with step:` commits the step. Where a peer is
+lost in it the block ends, `step.lost` says why, and the same step comes again, in another world: what follows on the
+block in the loop belongs under `if step.done:`.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
@@ -25,36 +27,25 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from elastic.checkpoint.restored import Restored
-from elastic.checkpoint.root import claim
-from elastic.checkpoint.seams import LockCommitter
 from elastic.clock import SYSTEM_CLOCK, Clock
 from elastic.config.load import resolve, with_overrides
-from elastic.config.model import Numerics, Settings
+from elastic.config.model import Settings
 from elastic.data.carrier import Transport
 from elastic.data.fetch import Collate
-from elastic.distributed.group import Alone, Collectives, choose_device, join
-from elastic.distributed.likeness import check_alike, measure
-from elastic.distributed.strategy import Strategy
+from elastic.distributed.group import Alone
+from elastic.distributed.joining import choose_device
 from elastic.errors import UsageError
-from elastic.events import GroupReady
 from elastic.lifetime import die_with_agent
 from elastic.link import Link, NoLink
-from elastic.plan.likeness import Likeness, recorded_in
-from elastic.session.committer import choose_committer
-from elastic.session.course import Course
 from elastic.session.ending import end_worker
 from elastic.session.evaluation import Measure, evaluate
+from elastic.session.generations import Generations
 from elastic.session.leaving import LeaveOnSignal
-from elastic.session.pacing import Pacer
 from elastic.session.parallel import check_tracked, lay_out
 from elastic.session.place import check_same_root, connect
 from elastic.session.randomness import seed_everything
-from elastic.session.reporter import Reporter
-from elastic.session.roots import open_manager
 from elastic.session.source import DataSource
 from elastic.session.step import Step
-from elastic.session.stepping import Stepping
 from elastic.world import World
 
 
@@ -65,7 +56,7 @@ class Session:
         self,
         *,
         settings: Settings | None = None,
-        environ: Mapping[str, str] = os.environ,
+        environ: MutableMapping[str, str] = os.environ,
         clock: Clock = SYSTEM_CLOCK,
         **overrides: Any,
     ) -> None:
@@ -77,17 +68,18 @@ class Session:
         """
         self._given = settings
         self._overrides = overrides
-        self.world = World.from_environ(environ)
         self._environ = environ
         self._clock = clock
-        self._tracked: dict[str, Any] = {}
-        self._strategies: list[Strategy] = []
-        self._group: Collectives = Alone()
+        self._first = World.from_environ(environ)
         self._link: Link = NoLink()
-        self._course: Course | None = None
-        self._stepping: Stepping | None = None
+        self._life: Generations | None = None
         self._leaving = LeaveOnSignal(link=lambda: self._link)
         self._stack = ExitStack()
+
+    @property
+    def world(self) -> World:
+        """This worker's place in the present generation."""
+        return self._first if self._life is None else self._life.world
 
     def __enter__(self) -> Self:
         """Join the group of this generation.
@@ -105,57 +97,52 @@ class Session:
 
     def _open(self) -> None:
         die_with_agent(self._environ)
-        self._link = connect(self.world)  # first, so that the agent hears of whatever goes wrong
+        self._link = connect(self._first)  # first, so that the agent hears of whatever goes wrong
         resolved = self._given or resolve(sys.argv[1:], environ=self._environ, strict=False).settings
         self.settings = with_overrides(resolved, self._overrides) if self._overrides else resolved
-        world = choose_device(self.world)
-        save_path = self.settings.checkpoint.save_path
-        check_same_root(world, save_path)
-        identity = claim(save_path, job_id=world.job_id)
-        self._report = Reporter(world=world, link=self._link, save_path=save_path, clock=self._clock)
-        self._stack.callback(self._report.close)
+        world = choose_device(self._first)
+        check_same_root(world, self.settings.checkpoint.save_path)
+        life = self._life = Generations(
+            world,
+            self.settings,
+            link=self._link,
+            leaving=self._leaving,
+            stack=self._stack,
+            environ=self._environ,
+            clock=self._clock,
+        )
         if self.settings.training.threads_per_worker:
             torch.set_num_threads(self.settings.training.threads_per_worker)
-        began_s = self._clock.monotonic_s()
-        self._group = join(world)
-        if world.distributed:
-            backend = "gloo" if world.device == "cpu" else "nccl"
-            self._report(GroupReady(backend=backend, seconds=self._clock.monotonic_s() - began_s))
-        self.world = world
-        committer = choose_committer(self._link, world=world, save_path=save_path, clock=self._clock)
-        if isinstance(committer, LockCommitter):
-            self._stack.callback(committer.close)
-        self._manager = open_manager(
-            self.settings.checkpoint,
-            identity,
-            world=world,
-            group=self._group,
-            committer=committer,
-            clock=self._clock,
-            emit=self._report,
-        )
-        self._stack.callback(self._manager.close)
+        life.enter()
         seed_everything(self.settings.training.seed)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
-            if error is None and self._stepping is not None:
-                self._stepping.commit_last()
-            elif isinstance(error, Exception) and self.world.size == 1 and self._course is not None:
-                self._manager.settle()  # with no peers to wait for, what was begun is still brought to its end
+            life = self._opened
+            if error is None and life.stepping is not None:
+                life.stepping.commit_last()
+            elif isinstance(error, Exception) and self.world.size == 1 and life.course is not None:
+                life.manager.settle()  # with no peers to wait for, what was begun is still brought to its end
         except BaseException as failed:
             self._end(failed)
             raise
         self._end(error)
 
     def _end(self, error: BaseException | None) -> None:
-        step = self._course.iteration if self._course is not None else 0
+        life = self._life
+        step = life.course.iteration if life is not None and life.course is not None else 0
         try:
             self._stack.close()
         finally:
-            end_worker(error, link=self._link, group=self._group, step=step)
+            end_worker(error, link=self._link, group=Alone() if life is None else life.group, step=step)
+
+    @property
+    def _opened(self) -> Generations:
+        if self._life is None:
+            raise UsageError("a Session is used inside of `with elastic.Session(...) as run:`")
+        return self._life
 
     def parallelize(self, model: nn.Module) -> nn.Module:
         """Put a model on this worker's device, equal on all ranks, as training.strategy says; returns the module.
@@ -166,11 +153,12 @@ class Session:
         are those of rank 0's samples, so that they depend on the world size. Layers that wait for other ranks in
         their forward pass (SyncBatchNorm) hang, since ranks differ in how many micro-batches they run.
         """
-        model = model.to(self.world.device)
-        strategy = lay_out(model, self.settings, world=self.world, group=self._group)
-        self._strategies.append(strategy)
-        for each in self._strategies:
-            each.overlap = len(self._strategies) == 1
+        life = self._opened
+        model = model.to(life.world.device)
+        strategy = lay_out(model, self.settings, world=life.world, group=life.group, align=life.newcomers)
+        life.strategies.append(strategy)
+        for each in life.strategies:
+            each.overlap = len(life.strategies) == 1
         return strategy.model
 
     def track(self, **objects: Any) -> None:
@@ -179,14 +167,21 @@ class Session:
         Raises:
             UsageError: a name used twice, an object without the two methods, or one that cannot be used with fsdp2.
         """
+        life = self._opened
         for name, value in objects.items():
-            if name in self._tracked:
+            if name in life.tracked:
                 raise UsageError(f"track({name}=…) was called twice; every tracked object needs a name of its own")
-            check_tracked(name, value, self._strategies)
+            check_tracked(name, value, life.strategies)
             if isinstance(value, torch.optim.Optimizer):
-                for strategy in self._strategies:
+                life.staying.watch(value)
+                for strategy in life.strategies:
                     strategy.adopt(value)
-            self._tracked[name] = value
+            life.tracked[name] = value
+
+    def on_world_change(self, call: Callable[[World], None]) -> None:
+        """Have something called with the new world whenever this process has come to another one with its state: for
+        what the job made from the world itself. In the order in which they were given."""
+        self._opened.listeners.append(call)
 
     def loader(
         self,
@@ -224,18 +219,20 @@ class Session:
             name -> sum of all sums over sum of all weights, on every rank. All ranks must call this alike. It is an
             event too, once there are steps.
         """
+        life = self._opened
         found = evaluate(
             self.loader(dataset, collate_fn=collate_fn),
             measure,
-            group=self._group,
+            # Before its steps a newcomer is alone with it: the others are under way.
+            group=life.group if life.newcomers or life.stepping is not None else Alone(),
             device=self.world.device,
             batch_size=self.settings.training.micro_batch_size,
             seed=self.settings.training.seed,
-            lockstep=any(each.lockstep for each in self._strategies),
+            lockstep=any(each.lockstep for each in life.strategies),
         )
-        if self.world.rank == 0 and self._course is not None:
-            step = None if self._stepping is None else self._stepping.open_step
-            self._report(self._course.evaluated(found, step))
+        if life.world.rank == 0 and life.course is not None:
+            step = None if life.stepping is None else life.stepping.open_step
+            life.report(life.course.evaluated(found, step))
         return found
 
     def steps(self, data: Any, *, collate_fn: Collate | None = None) -> Iterator[Step]:
@@ -247,53 +244,12 @@ class Session:
         Raises:
             DataError: the data cannot be used, or is not what the saved run was using.
             NothingToRestore: load_path was given and holds nothing to restore.
-            Regroup: from inside the loop, when the membership is about to change; the state was saved before.
+            Regroup: from inside the loop, when the membership changes and this worker cannot stay; the state was saved.
             Preempted: the same without an agent of ours, on a signal.
             CheckpointError: the last step could not be saved, so that the run is not finished.
         """
-        if not self._strategies:
+        if not self._opened.strategies:
             raise UsageError("run.steps() was called before run.parallelize(model); there is nothing to train")
-        restored = self._manager.restore(self._tracked)
-        likeness = self._likeness(restored)
-        course = self._course = Course(
-            settings=self.settings,
-            world=self.world,
-            restored=restored,
-            source=data if isinstance(data, DataSource) else self.loader(data, collate_fn=collate_fn),
-            emit=self._report,
-            clock=self._clock,
-            group=self._group,
-            likeness=likeness,
+        yield from self._opened.steps(
+            data if isinstance(data, DataSource) else self.loader(data, collate_fn=collate_fn)
         )
-        self._stack.callback(course.close)
-        pacer = Pacer(
-            self.settings.checkpoint,
-            manager=self._manager,
-            group=self._group,
-            clock=self._clock,
-            emit=self._report,
-            events=self._report.path.parent,
-        )
-        self._stepping = Stepping(
-            self.settings,
-            course=course,
-            manager=self._manager,
-            pacer=pacer,
-            tracked=self._tracked,
-            strategies=self._strategies,
-            group=self._group,
-            leaving=self._leaving,
-            emit=self._report,
-        )
-        self._stepping.begin(restored)
-        self._stack.enter_context(self._leaving)  # not before: there is nothing to save until here
-        yield from self._stepping.walk()
-
-    def _likeness(self, restored: Restored) -> Likeness | None:
-        """How all workers compute, where that must be alike. Raises NumericsDiffer, PeerLost."""
-        training = self.settings.training
-        if training.numerics is not Numerics.EXACT:
-            return None
-        own = measure(training, device=self.world.device, environ=self._environ)
-        check_alike(own, recorded=recorded_in(restored.settings) if restored.own else None, group=self._group)
-        return own

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from elastic.checkpoint.places import share
 from elastic.checkpoint.restored import Restored
 from elastic.config.model import Settings
 from elastic.data.carrier import Transport
@@ -55,6 +56,21 @@ class Settled:
             "slots": {str(slot): text for slot, text in sorted(states.items())},
             "last_step": list(last) if last is not None else None,
         }
+
+
+def with_slots(restored: Restored, source: DataSource, own: Mapping[int, str], *, group: Collectives) -> Restored:
+    """A state that workers have kept, with where the slots of a stream stand. Every rank calls it. Raises PeerLost.
+
+    `own`: of the slots that this rank has run up to this state. Where the others of its slots stood is known as of the
+    last time that it was shared; what came after that is read once more.
+    """
+    if not isinstance(source.dataset, ShardStream):
+        return restored
+    everyone = share(group, {str(slot): text for slot, text in own.items()})
+    slots = dict(restored.data["slots"])
+    for states in everyone:
+        slots |= states
+    return replace(restored, data={**restored.data, "slots": slots})
 
 
 def settle(

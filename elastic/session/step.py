@@ -30,6 +30,7 @@ from elastic.errors import LossNotFinite, PeerLost, UsageError
 from elastic.failpoint import failpoint
 from elastic.plan.tree import Spread
 from elastic.session.randomness import seed_slot
+from elastic.session.undo import Before, remember
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,13 +42,15 @@ class Totals:
     digest: int
     regroup: bool
     """Whether some rank's agent asked for a regroup at this boundary."""
+    leave: bool
+    """Whether some rank ends at this boundary for good."""
     saves_ready: bool
     """Whether every rank had done its part of the save under way."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepParts:
-    """What a step works with. `regroup_wanted` and `save_ready` are this rank's own word."""
+    """What a step works with. `regroup_wanted`, `leave_wanted` and `save_ready` are this rank's own word."""
 
     group: Collectives
     strategies: tuple[Strategy, ...]
@@ -59,7 +62,12 @@ class StepParts:
     """Which slots each rank computes."""
     rate_factor: float = 1.0
     on_nan: OnNan = OnNan.STOP
+    leave_wanted: Callable[[], bool] = lambda: False
     save_ready: Callable[[], bool] = lambda: True
+    stays: Callable[[], bool] = lambda: False
+    """Whether a lost peer ends only this step, not this process."""
+    over: Callable[[], bool] = lambda: False
+    """Whether the generation is known to be broken, so that computing on is in vain."""
     judged: bool = False
     """Whether the state after this step is saved, so that its health must be known."""
     scaled: bool = False
@@ -94,6 +102,8 @@ class Step:
         """Length of the whole gradient before clipping; None until it is measured, which it is when it is clipped, and
         in a step that is followed by a save. None also under a GradScaler."""
         self.done = False
+        self.lost = ""
+        """Why the step came to nothing and is to be done again, in another generation; "" for an ordinary one."""
         self.skipped = ""
         """Why the step is to change nothing; "" for an ordinary one."""
         self.rate_factor = parts.rate_factor
@@ -104,13 +114,17 @@ class Step:
         # By slot. The sums stay on the device: reading one each time would wait for it.
         self._losses: dict[int, torch.Tensor] = {}
         self._weights: dict[int, float] = {}
-        self._regroup = False
+        self._regroup = self._leave = False
+        self._before: Before | None = None
         self._standing_in = False
         self._lockstep = any(strategy.lockstep for strategy in parts.strategies)
 
     def __enter__(self) -> Self:
         self._stage = _Stage.ENTERED
-        self._regroup = self._parts.regroup_wanted()
+        self._leave = self._parts.leave_wanted()
+        self._regroup = self._leave or self._parts.regroup_wanted()
+        if self._parts.stays():
+            self._before = remember([strategy.model for strategy in self._parts.strategies])
         for strategy in self._parts.strategies:
             strategy.begin_step(self._parts.spread)
         return self
@@ -128,11 +142,15 @@ class Step:
                     "run the loop over step.micro_batches() to its end, without break"
                 )
             self.done = True
-        elif self._lockstep and is_peer_lost(error):
+        elif isinstance(error, PeerLost) or (self._lockstep and is_peer_lost(error)):
             # With dealt out parameters forward and backward, too, talk to the other ranks.
-            raise PeerLost(
-                f"a peer went away while step {self.iteration} was computed: {str(error).splitlines()[0]}"
-            ) from error
+            what = f"a peer went away while step {self.iteration} was computed: {str(error).splitlines()[0]}"
+            if self._before is not None and self._parts.stays():
+                self._before.put_back()
+                self.lost = what
+                return True
+            if not isinstance(error, PeerLost):
+                raise PeerLost(what) from error
         return False
 
     @property
@@ -143,9 +161,9 @@ class Step:
     def crosses(self, every_samples: int) -> bool:
         """Whether a multiple of `every_samples` is reached with this step: for what is to be done now and then.
 
-        Counted in samples, so that it comes at the same places at any batch size.
+        Counted in samples, so that it comes at the same places at any batch size. Not with a step that was lost.
         """
-        return self.stop // every_samples > self.start // every_samples
+        return not self.lost and self.stop // every_samples > self.start // every_samples
 
     def micro_batches(self) -> Iterator[Any]:
         """This rank's part of the global batch. After the last one, gradients are reduced over all ranks.
@@ -162,6 +180,8 @@ class Step:
         left = rounds
         for micro_batch in self._parts.loader.next_step():
             failpoint("step.micro_batch")
+            if self._parts.over():
+                raise PeerLost("the agent says that this generation is over")
             self._slot = micro_batch.slot
             left -= 1
             for strategy in self._parts.strategies:
@@ -258,14 +278,14 @@ class Step:
         Losses and weights travel slot by slot and are added in slot order: the same bits at any world size.
         """
         count = self._parts.spread.leaves
-        flags = [len(self.used), step_digest(self.used), self._regroup, self._parts.save_ready()]
+        flags = [len(self.used), step_digest(self.used), self._regroup, self._leave, self._parts.save_ready()]
         mine = torch.zeros(2 * count + len(flags), dtype=torch.float64)
         for slot, part in self._losses.items():
             mine[slot], mine[count + slot] = part, self._weights[slot]
         mine[2 * count :] = torch.tensor(flags, dtype=torch.float64)
         self._parts.group.sum_(mine)
         every = mine.tolist()
-        losses, weights, (samples, digests, regroups, ready) = (
+        losses, weights, (samples, digests, regroups, leaves, ready) = (
             every[:count],
             every[count : 2 * count],
             every[2 * count :],
@@ -277,6 +297,7 @@ class Step:
             samples=int(samples),
             digest=int(digests) % 2**32,
             regroup=regroups > 0,
+            leave=leaves > 0,
             saves_ready=int(ready) == self._parts.group.size,
         )
         return totals, weight

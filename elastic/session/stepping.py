@@ -12,11 +12,12 @@ from elastic.checkpoint.restored import Restored
 from elastic.config.model import OnNan, Settings
 from elastic.distributed.group import Collectives
 from elastic.distributed.strategy import Strategy
-from elastic.errors import CheckpointError, LossNotFinite, UsageError
+from elastic.errors import CheckpointError, LossNotFinite, PeerLost, UsageError
 from elastic.events import Emit, Notice, RunFinished
 from elastic.session.course import Course
 from elastic.session.leaving import LeaveOnSignal
 from elastic.session.pacing import Pacer
+from elastic.session.staying import Staying
 from elastic.session.step import Step
 
 
@@ -26,13 +27,13 @@ class Stepping:
     def __init__(
         self, settings: Settings, *, course: Course, manager: CheckpointManager, pacer: Pacer,
         tracked: Mapping[str, Any], strategies: Sequence[Strategy], group: Collectives, leaving: LeaveOnSignal,
-        emit: Emit,
+        staying: Staying, emit: Emit,
     ) -> None:  # fmt: skip
         self.open_step: Step | None = None
         """The step that the user's loop is at."""
         self._settings, self._course, self._manager, self._pacer = settings, course, manager, pacer
         self._tracked, self._strategies, self._group = tracked, strategies, group
-        self._leaving, self._emit = leaving, emit
+        self._leaving, self._staying, self._emit = leaving, staying, emit
 
     def begin(self, restored: Restored) -> None:
         """Before the first step."""
@@ -52,17 +53,25 @@ class Stepping:
                 lambda: manager.ready,
                 due=lambda iteration, counted: manager.due(iteration, counted=counted),
                 scaled=scaled,
+                leave_wanted=self._leaving.leaves,
+                stays=lambda: self._staying.possible,
+                over=lambda: self._staying.over,
             )
             self.open_step = step
             yield step
             self.open_step = None
+            if step.lost:
+                raise PeerLost(step.lost)
             if not step.done:
                 raise UsageError("a step from run.steps() must be used as `with step:`; it was not entered or failed")
             regroup = course.commit(step)
+            self._staying.committed()
             if step.skipped:
                 self._after_skip(step)
             pacer.after_save(manager.advance(all_ready=step.totals is not None and step.totals.saves_ready))
-            last = regroup or course.finished
+            # Where this state is kept for the next generation there is no need to wait for a disk.
+            kept = step.totals is not None and not step.totals.leave and self._staying.possible
+            last = course.finished or (regroup and not kept)
             if last or manager.due(course.iteration, counted=course.counted):
                 saved = manager.save(self._tracked, course.save_meta(), wait=last)
                 if course.finished and self._settings.checkpoint.enable_save and not saved.saved:
@@ -116,7 +125,7 @@ class Stepping:
 
     def _take_up(self) -> None:
         """What a new generation begins with, so that the next fault finds no less than this one did."""
-        if self._manager.behind(self._course.iteration):
+        if self._manager.schedule.behind(self._course.iteration):
             self._manager.save(self._tracked, self._course.save_meta())
         else:
             self._manager.snapshot(self._tracked, self._course.save_meta())

@@ -18,7 +18,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from elastic.distributed.group import Collectives, join
+from elastic.distributed.group import Collectives
+from elastic.distributed.joining import join
 from elastic.distributed.replicate import Replica
 from elastic.plan.batch import share
 from elastic.plan.tree import Spread

@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 
 from elastic.clock import SYSTEM_CLOCK
-from elastic.distributed import group as groups
-from elastic.distributed.group import Collectives, join
+from elastic.distributed import joining as groups
+from elastic.distributed.group import Collectives
+from elastic.distributed.joining import join
 from elastic.distributed.peers import peer_errors
 from elastic.errors import ElasticError
 from elastic.session.ending import exit_now

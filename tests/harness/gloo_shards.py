@@ -17,7 +17,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from elastic.distributed.fsdp import Sharded
-from elastic.distributed.group import Collectives, join
+from elastic.distributed.group import Collectives
+from elastic.distributed.joining import join
 from elastic.distributed.replicate import Replica
 from elastic.plan.tree import Spread
 from elastic.session.ending import exit_now

@@ -18,7 +18,8 @@ import torch
 from torch import nn
 
 from elastic.distributed.fsdp import Sharded
-from elastic.distributed.group import Collectives, join
+from elastic.distributed.group import Collectives
+from elastic.distributed.joining import join
 from elastic.distributed.links import Links
 from elastic.distributed.peers import is_peer_lost
 from elastic.distributed.replicate import Replica

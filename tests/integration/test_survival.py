@@ -54,6 +54,16 @@ def assert_from_memory(records: list[Record]) -> None:
     assert reached - MEMORY_STEPS <= iteration <= reached
 
 
+def assert_kept(records: list[Record]) -> None:
+    """After the fault every rank went on from the last step that any of them had done."""
+    last = max(r.generation for r in records if isinstance(r.event, Restored))
+    back = [r.event for r in records if isinstance(r.event, Restored) and r.generation == last]
+    assert "process" in {each.tier for each in back} <= {"process", "peer", "memory"}
+    (iteration,) = {each.iteration for each in back}
+    done = [r.event.iteration for r in records if isinstance(r.event, StepCommitted) and r.generation == last - 1]
+    assert iteration in (max(done), max(done) + 1), "the one that was ahead may have died before it could say so"
+
+
 def assert_same_bits(records: list[Record]) -> None:
     """Steps done again at the same world size have the very losses that they had before the fault."""
     losses: dict[tuple[int, int], set[float]] = {}
@@ -63,8 +73,9 @@ def assert_same_bits(records: list[Record]) -> None:
     assert {key: found for key, found in losses.items() if len(found) > 1} == {}
 
 
-def test_worker_kill(tmp_path: Path, etcd: EtcdServer, undisturbed: dict[int, float]) -> None:
-    with cluster(tmp_path, etcd.endpoint, steps=STEPS) as run:
+@pytest.mark.parametrize("rejoin", ["true", "false"])
+def test_worker_kill(tmp_path: Path, etcd: EtcdServer, undisturbed: dict[int, float], rejoin: str) -> None:
+    with cluster(tmp_path, etcd.endpoint, steps=STEPS, ELASTIC__LAUNCH__REJOIN=rejoin) as run:
         for name in ("a", "b"):
             run.start(name)
         run.wait_step(67, world_size=2)  # some steps beyond a copy
@@ -78,18 +89,21 @@ def test_worker_kill(tmp_path: Path, etcd: EtcdServer, undisturbed: dict[int, fl
         assert "SIGKILL" in lost.event.reason
         recovered = run.wait(lambda r: isinstance(r.event, Recovered), what="recovery", limit_s=60, since=before)
         assert isinstance(recovered.event, Recovered)
-        assert recovered.event.lost_steps <= MEMORY_STEPS + 1
+        assert recovered.event.lost_steps <= (0 if rejoin == "true" else MEMORY_STEPS + 1)
         assert [run.wait_exit(name) for name in ("a", "b")] == [0, 0]
         assert exact_account(run).steps == STEPS
         records = read_records(run.save_path / "events")
-        assert_from_memory(records)
+        (assert_kept if rejoin == "true" else assert_from_memory)(records)
         assert_same_bits(records)
         assert_same_losses(lineage_losses(records), undisturbed, first=max(restored_steps(records).values()) + 1)
 
 
+@pytest.mark.parametrize("rejoin", ["true", "false"])
 @pytest.mark.parametrize("victim_rank", [0, pytest.param(2, marks=pytest.mark.exhaustive)])
-def test_node_kill(tmp_path: Path, etcd: EtcdServer, undisturbed: dict[int, float], victim_rank: int) -> None:
-    with cluster(tmp_path, etcd.endpoint, steps=STEPS) as run:
+def test_node_kill(
+    tmp_path: Path, etcd: EtcdServer, undisturbed: dict[int, float], victim_rank: int, rejoin: str
+) -> None:
+    with cluster(tmp_path, etcd.endpoint, steps=STEPS, ELASTIC__LAUNCH__REJOIN=rejoin) as run:
         for name in ("a", "b", "c"):
             run.start(name)
         formed = run.wait_world(3)
@@ -104,7 +118,7 @@ def test_node_kill(tmp_path: Path, etcd: EtcdServer, undisturbed: dict[int, floa
         assert [run.wait_exit(name) for name in survivors] == [0, 0]
         assert exact_account(run).steps == STEPS
         records = read_records(run.save_path / "events")
-        assert_from_memory(records)
+        (assert_kept if rejoin == "true" else assert_from_memory)(records)
         assert_same_losses(lineage_losses(records), undisturbed, first=max(restored_steps(records).values()) + 1)
 
 

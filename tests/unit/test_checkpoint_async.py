@@ -71,7 +71,7 @@ def tier(request, tmp_path) -> Iterator[MemoryTier | None]:
 def test_the_distance_to_the_next_save_counts_from_the_one_under_way(tmp_path, gate):
     bench = Bench(tmp_path / "root")
     manager = bench.manager(storage=gate, save_mode="async")
-    manager.pace(every_steps=10)
+    manager.schedule.pace(every_steps=10)
     manager.save(make_run().step(12).tracked, meta(12), wait=False)
     assert not manager.due(13)
     assert not manager.due(20)

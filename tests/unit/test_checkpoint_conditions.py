@@ -48,7 +48,7 @@ def test_a_save_that_meets_an_error_is_told_tried_again_and_costs_nothing(bench,
         if not result.saved:
             assert os.strerror(number) in bench.reasons("checkpoint_failed")
             assert manager.due(12 + at)
-            assert "is tried again" in manager.verdict(12 + at).reason
+            assert "is tried again" in manager.schedule.verdict(12 + at, counted=None, under_way=None).reason
         other = make_run(seed=5)
         assert bench.manager().restore(other.tracked).iteration >= 10
         assert same(other, run)

@@ -159,7 +159,7 @@ def test_by_distance():
     assert due(16, 9)
 
 
-class _Manager:
+class _Schedule:
     def __init__(self):
         self.paces = []
 
@@ -169,7 +169,7 @@ class _Manager:
 
 def pacer(tmp_path, manager, clock, group=None, emit=lambda event: None, **others):
     checkpoint = CheckpointSettings(save_interval=SaveInterval.AUTO, save_interleaved_steps=100, **others)
-    return Pacer(checkpoint, manager=manager, group=group or AloneGroup(), clock=clock, emit=emit, events=tmp_path)
+    return Pacer(checkpoint, schedule=manager, group=group or AloneGroup(), clock=clock, emit=emit, events=tmp_path)
 
 
 def test_the_distance_follows_what_saves_cost_and_all_ranks_agree(tmp_path):
@@ -177,7 +177,7 @@ def test_the_distance_follows_what_saves_cost_and_all_ranks_agree(tmp_path):
     told = []
 
     def work(group):
-        manager, clock = _Manager(), ManualClock()
+        manager, clock = _Schedule(), ManualClock()
         # Only rank 0 sees events, and the ranks' clocks differ.
         here = tmp_path if group.rank == 0 else tmp_path / "none"
         one = pacer(here, manager, clock, group=group, emit=told.append)
@@ -197,13 +197,13 @@ def test_the_distance_follows_what_saves_cost_and_all_ranks_agree(tmp_path):
 
 
 def test_failed_saves_teach_nothing_and_fixed_stays_fixed(tmp_path):
-    manager = _Manager()
+    manager = _Schedule()
     one = pacer(tmp_path, manager, ManualClock())
     one.after_save(SaveResult(saved=False, iteration=100, total_bytes=0, seconds=5.0, reason="no space"))
     assert manager.paces == [100]
-    fixed = _Manager()
+    fixed = _Schedule()
     other = Pacer(
-        CheckpointSettings(), manager=fixed, group=AloneGroup(), clock=ManualClock(), emit=print, events=tmp_path
+        CheckpointSettings(), schedule=fixed, group=AloneGroup(), clock=ManualClock(), emit=print, events=tmp_path
     )
     other.after_save(SaveResult(saved=True, iteration=100, total_bytes=0, seconds=5.0, reason=""))
     assert fixed.paces == []

@@ -101,7 +101,7 @@ def test_a_grad_scaler_is_refused_with_the_remedy(tmp_path, monkeypatch, caplog)
 
     def track():
         with Session(environ={}, global_batch_size=4, steps=1, save_path=str(tmp_path)) as run:
-            run._strategies.append(SimpleNamespace(lockstep=True))
+            run._opened.strategies.append(SimpleNamespace(lockstep=True))
             run.track(scaler=torch.amp.GradScaler("cpu"))
 
     with pytest.raises(SystemExit):

@@ -11,7 +11,7 @@ import pytest
 
 from elastic.errors import Fenced
 from elastic.launch.server import Callbacks, WorkerServer
-from elastic.link import AgentLink, Answer, Failure, Lines, NoLink, pack
+from elastic.link import AgentLink, Answer, Control, Failure, Lines, NoLink, Place, Stays, pack
 
 LIMIT_S = 10.0
 FAILURE = Failure(exit_code=1, step=7, signature="abc", text="Traceback …\nZeroDivisionError: ü")
@@ -21,12 +21,17 @@ class Agent:
     """What an agent heard, and what it answers."""
 
     def __init__(self):
-        self.events, self.failures, self.asked = [], {}, []
+        self.events, self.failures, self.asked, self.staying = [], {}, [], {}
         self.answer = lambda what, value: Answer(granted=True, reason="", value=value)
-        self.server = WorkerServer(Callbacks(event=self.events.append, failure=self.failed, ask=self.ask))
+        self.server = WorkerServer(
+            Callbacks(event=self.events.append, failure=self.failed, ask=self.ask, stays=self.stays)
+        )
 
     def failed(self, pid, failure):
         self.failures[pid] = failure
+
+    def stays(self, pid, stays):
+        self.staying[pid] = stays
 
     def ask(self, what, value):
         self.asked.append((what, value))
@@ -107,7 +112,9 @@ def test_an_answer_that_cannot_be_given_is_a_refusal_and_the_server_lives_on(age
 
 def test_what_a_callback_raises_does_not_end_the_server(agent, caplog):
     agent.events = None  # so that taking an event raises
-    agent.server._callbacks = Callbacks(event=lambda line: 1 / 0, failure=agent.failed, ask=agent.ask)
+    agent.server._callbacks = Callbacks(
+        event=lambda line: 1 / 0, failure=agent.failed, ask=agent.ask, stays=agent.stays
+    )
     link = agent.link()
     link.send_event("x")
     assert link.ask("record").granted
@@ -130,7 +137,7 @@ def test_regroup_reaches_those_connected_and_those_still_to_come(agent):
     early = agent.link(pid=1)
     assert not early.regroup_wanted()
     assert agent.server.hear_out(limit_s=LIMIT_S)
-    agent.server.regroup()
+    agent.server.ask_all(Control.REGROUP)
     late = agent.link(pid=2)
     until(early.regroup_wanted)
     until(late.regroup_wanted)
@@ -155,7 +162,7 @@ def test_many_workers_at_once(agent):
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(16)]
     for thread in threads:
         thread.start()
-    agent.server.regroup()
+    agent.server.ask_all(Control.REGROUP)
     for thread in threads:
         thread.join()
     assert agent.server.hear_out(limit_s=LIMIT_S)
@@ -206,7 +213,7 @@ def test_an_agent_that_ends_with_something_unread_is_gone_too(tmp_path):
         link = AgentLink(str(tmp_path / "s"), rank=0, generation=1, pid=1)
         listener.accept()[0].close()  # the hello was never read: the kernel says "reset"
         with pytest.raises(Fenced, match="gone"):
-            link.regroup_wanted()
+            until(link.regroup_wanted)
         link.close()
 
 
@@ -248,4 +255,39 @@ def test_a_worker_without_an_agent():
     assert not link.regroup_wanted()
     assert not link.ask("record").granted
     assert not link.present
+    link.close()
+
+
+def test_a_worker_that_stays_is_given_its_place_and_forgets_what_was_asked_before(agent):
+    link = agent.link(pid=7)
+    heard = []
+    link.on_over = lambda: heard.append("over")
+    agent.server.ask_all(Control.OVER)
+    until(lambda: heard)
+    assert link.over
+    assert link.regroup_wanted()
+    assert not link.leave_wanted
+    assert link.next_place(limit_s=0.01) is None
+    stays = Stays(generation=1, lost=True, step=5, text="a peer went away")
+    link.send_stays(stays)
+    until(lambda: agent.staying)
+    assert agent.staying == {7: stays}
+    agent.server.begin_generation()
+    place = Place(environ={"RANK": "1", "WORLD_SIZE": "2"}, stdout="/tmp/out")
+    assert agent.server.place(7, place)
+    assert not agent.server.place(8, place), "nobody of that pid is there"
+    assert link.next_place(limit_s=LIMIT_S) == place
+    assert not link.regroup_wanted()
+    assert link.next_place(limit_s=0.01) is None, "it is handed out once"
+    agent.server.ask_all(Control.LEAVE)
+    until(lambda: link.leave_wanted)
+    link.close()
+
+
+def test_waiting_for_a_place_ends_when_the_agent_is_gone(agent):
+    link = agent.link(pid=9)
+    threading.Timer(0.05, agent.server.stop).start()
+    with pytest.raises(Fenced, match="agent of this worker is gone"):
+        link.next_place(limit_s=LIMIT_S)
+    agent.server = WorkerServer(agent.server._callbacks)
     link.close()

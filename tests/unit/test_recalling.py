@@ -158,10 +158,10 @@ def test_a_save_that_was_lost_is_made_up_for(tmp_path):
     run = make_run(seed=4)
     manager = bench.manager(generation=2, tier=tier, memory_every_steps=1)
     assert manager.restore(run.tracked).iteration == 25
-    assert manager.behind(25), "the save of iteration 20 never came"
-    assert not manager.behind(19)
+    assert manager.schedule.behind(25), "the save of iteration 20 never came"
+    assert not manager.schedule.behind(19)
     assert manager.save(run.tracked, meta(25, generation=2)).saved
-    assert not manager.behind(29)
+    assert not manager.schedule.behind(29)
     assert bench.committer.kept.iteration == 25
     # The chain of what was committed goes on, so that a fallback finds its way.
     chain = newest_manifest(bench.root).ancestors

@@ -17,8 +17,10 @@ from elastic.config.model import CheckpointSettings
 from elastic.data.stream import ShardStream
 from elastic.distributed.replicate import Replica
 from elastic.events import CheckpointFailed, CheckpointSaved, RunFinished, StepCommitted
+from elastic.link import NoLink
 from elastic.session.leaving import LeaveOnSignal
 from elastic.session.pacing import Pacer
+from elastic.session.staying import Staying
 from elastic.session.stepping import Stepping
 from tests.harness.checkpoints import Bench
 from tests.harness.ranks import TensorGroup, run_tensor_ranks
@@ -54,13 +56,14 @@ def test_workers_of_one_node_and_nodes_without_a_tier_walk_alike(tmp_path):
             course=at,
             manager=manager,
             pacer=Pacer(
-                CheckpointSettings(), manager=manager, group=group, clock=ManualClock(), emit=bench.events.append,
-                events=tmp_path,
+                CheckpointSettings(), schedule=manager.schedule, group=group, clock=ManualClock(),
+                emit=bench.events.append, events=tmp_path,
             ),
             tracked={"model": lies.model},
             strategies=[lies],
             group=group,
             leaving=LeaveOnSignal(),
+            staying=Staying(link=NoLink(), strategies=[lies], leaving=LeaveOnSignal()),
             emit=bench.events.append,
         )  # fmt: skip
         for step in stepping.walk():

@@ -1,0 +1,61 @@
+"""Starting: a worker for each of the node's places. One that stays is given its place, others are started anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from elastic.launch.processes import Process, kill_group
+from elastic.link import Place
+
+
+class Kept:
+    """A worker that stays, as torch's `SubprocessHandler` of one that was just started."""
+
+    def __init__(self, process: Process) -> None:
+        self.proc = process
+
+    def close(self, death_sig: int | None = None) -> None:
+        """End it."""
+        kill_group(self.proc.pid)
+
+
+class Starter:
+    """Stands in the place of torch's own function that starts one worker."""
+
+    def __init__(
+        self, start: Callable[..., Any], *, place: Callable[[int, Place], bool], extra: Callable[[], Mapping[str, str]]
+    ) -> None:
+        """Args:
+        start: how one is started anew.
+        place: hands a place to the worker with a pid; False where that is not to be reached.
+        extra: variables of the agent's own that changed with the generation.
+        """
+        self._start, self._place, self._extra = start, place, extra
+        self.kept: dict[int, Process] = {}
+        """By local rank: the workers that stay. Taken out as they are given their places."""
+        self.stayed: set[int] = set()
+        """Local ranks whose workers are those of the generation before."""
+
+    def __call__(
+        self, entrypoint: str, args: tuple[Any, ...], env: dict[str, str], stdout: str, stderr: str,
+        local_rank_id: int, numa_options: Any = None,
+    ) -> Any:  # fmt: skip
+        """Called by torch for each place of the node."""
+        self.stayed.discard(local_rank_id)
+        process = self.kept.pop(local_rank_id, None)
+        if process is not None:
+            place = Place(environ={**env, **self._extra()}, stdout=stdout or "", stderr=stderr or "")
+            if self._place(process.pid, place):
+                self.stayed.add(local_rank_id)
+                return Kept(process)
+            kill_group(process.pid)
+            process.wait()
+        return self._start(entrypoint, args, env, stdout, stderr, local_rank_id, numa_options)
+
+    def drop(self) -> None:
+        """Kill the workers that stay: there is no place for them."""
+        for process in self.kept.values():
+            kill_group(process.pid)
+            process.wait()
+        self.kept.clear()

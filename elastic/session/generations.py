@@ -1,0 +1,207 @@
+"""Generations: how a worker goes from one to the next, with everything it has, and comes to stand where all stand.
+
+Every member of a generation does the same in the same order: meet, settle on directories, come to one state (kept, or
+given by who kept it, or restored), find the place in the data, step. A newcomer does the middle part while it builds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+from elastic.checkpoint.restored import Restored
+from elastic.checkpoint.root import claim
+from elastic.checkpoint.seams import Committer, LockCommitter
+from elastic.clock import Clock
+from elastic.config.model import Numerics, Settings
+from elastic.distributed.group import Alone, Collectives
+from elastic.distributed.likeness import check_alike, measure
+from elastic.distributed.strategy import Strategy
+from elastic.errors import PeerLost, Regroup
+from elastic.link import Link
+from elastic.plan.likeness import Likeness, recorded_in
+from elastic.session.committer import choose_committer
+from elastic.session.course import Course
+from elastic.session.leaving import LeaveOnSignal
+from elastic.session.meeting import all_new, leave, meet
+from elastic.session.pacing import Pacer
+from elastic.session.reporter import Reporter
+from elastic.session.roots import open_manager, serve
+from elastic.session.source import DataSource, with_slots
+from elastic.session.staying import Staying
+from elastic.session.step import Step
+from elastic.session.stepping import Stepping
+from elastic.world import World
+
+
+class Generations:
+    """One for each worker. What it opens is closed by `stack`."""
+
+    def __init__(
+        self, world: World, settings: Settings, *, link: Link, leaving: LeaveOnSignal, stack: ExitStack,
+        environ: MutableMapping[str, str], clock: Clock,
+    ) -> None:  # fmt: skip
+        """Open what lasts for the whole life of this process; `enter` comes next."""
+        self.world = world
+        self.group: Collectives = Alone()
+        self.course: Course | None = None
+        self.stepping: Stepping | None = None
+        self.strategies: list[Strategy] = []
+        self.tracked: dict[str, Any] = {}
+        self.listeners: list[Callable[[World], None]] = []
+        """Called with the new world after a move."""
+        self.newcomers = True
+        """Whether all members of this generation are at the same place of their program: nobody has been in the run."""
+        self._settings, self._link, self._leaving, self._stack = settings, link, leaving, stack
+        self._environ, self._clock = environ, clock
+        save_path = settings.checkpoint.save_path
+        self._identity = claim(save_path, job_id=world.job_id)
+        self.report = Reporter(world=world, link=link, save_path=save_path, clock=clock)
+        stack.callback(self.report.close)
+        self.staying = Staying(link=link, strategies=self.strategies, leaving=leaving, allowed=settings.launch.rejoin)
+
+    def enter(self) -> None:
+        """Join the group of the first generation, and open the door to the checkpoints.
+
+        Raises:
+            PeerLost: somebody did not come. UsageError: save_path cannot be used.
+        """
+        self._meet()
+        committer = self._committer()
+        if isinstance(committer, LockCommitter):
+            self._stack.callback(committer.close)
+        self.manager = open_manager(
+            self._settings.checkpoint,
+            self._identity,
+            world=self.world,
+            group=self.group,
+            committer=committer,
+            clock=self._clock,
+            emit=self.report,
+        )
+        self._stack.callback(self.manager.close)
+
+    def steps(self, source: DataSource) -> Iterator[Step]:
+        """Step after step, through any number of generations. Raises as `Session.steps`."""
+        self._begin(source)
+        self._stack.callback(self._close_course)
+        self._stack.enter_context(self._leaving)  # not before: there is nothing to save until here
+        while True:
+            assert self.stepping is not None  # _begin made it
+            try:
+                yield from self.stepping.walk()
+                return
+            except (PeerLost, Regroup) as error:
+                if not self.staying.possible:
+                    raise
+                lost, text = isinstance(error, PeerLost), str(error)
+            # Outside of the handler: a traceback keeps what its frames hold, the old group among it.
+            self._move(source, lost=lost, text=text)
+
+    def _move(self, source: DataSource, *, lost: bool, text: str) -> None:
+        """Leave this generation and take part in the next one that comes about."""
+        moved = False
+        while not moved:
+            assert self.course is not None  # there were steps
+            self.course.pause()
+            leave(self.group, broken=lost)
+            left, step = self.world.generation, self.course.iteration
+            world = self.staying.wait(lost=lost, generation=left, step=step, text=text, environ=self._environ)
+            try:
+                self._serve(replace(world, device=self.world.device))
+                self._begin(source)
+                moved = True
+            except PeerLost as error:
+                lost, text = True, str(error)
+        for call in self.listeners:
+            call(self.world)
+
+    def _meet(self) -> None:
+        self.group = meet(self.world, link=self._link, emit=self.report, clock=self._clock)
+        self.newcomers = all_new(self.group, stays=self.course is not None)
+
+    def _serve(self, world: World) -> None:
+        """Join another generation with everything that is there already. Raises PeerLost, Fenced."""
+        self.world = world
+        self.report.move(world)
+        self._meet()
+        serve(
+            self.manager,
+            self._settings.checkpoint,
+            self._identity,
+            world=world,
+            group=self.group,
+            committer=self._committer(),
+            clock=self._clock,
+            emit=self.report,
+        )
+        for strategy in self.strategies:
+            strategy.move(self.group)
+
+    def _begin(self, source: DataSource) -> None:
+        """Come to one state with all others, and to the place in the data that belongs to it. Raises as `steps`."""
+        restored = self._restore(source)
+        if restored.tier == "none" and not self.newcomers:
+            for strategy in self.strategies:
+                strategy.align()
+        self.course = Course(
+            settings=self._settings,
+            world=self.world,
+            restored=restored,
+            source=source,
+            emit=self.report,
+            clock=self._clock,
+            group=self.group,
+            likeness=self._likeness(restored),
+            earlier=self.course,
+        )
+        pacer = Pacer(
+            self._settings.checkpoint,
+            schedule=self.manager.schedule,
+            group=self.group,
+            clock=self._clock,
+            emit=self.report,
+            events=self.report.path.parent,
+        )
+        self.stepping = Stepping(
+            self._settings,
+            course=self.course,
+            manager=self.manager,
+            pacer=pacer,
+            tracked=self.tracked,
+            strategies=self.strategies,
+            group=self.group,
+            leaving=self._leaving,
+            staying=self.staying,
+            emit=self.report,
+        )
+        self.stepping.begin(restored)
+
+    def _restore(self, source: DataSource) -> Restored:
+        if self.staying.general and not self.newcomers:
+            standing = self.course if self.manager.intact else None
+            meta = None if standing is None else standing.standing_meta()
+            rejoined = self.manager.rejoin(self.tracked, meta)
+            if rejoined is not None:
+                own = standing.states if standing is not None and rejoined.tier == "process" else {}
+                return with_slots(rejoined, source, own, group=self.group)
+        return self.manager.restore(self.tracked)
+
+    def _likeness(self, restored: Restored) -> Likeness | None:
+        """How all workers compute, where that must be alike. Raises NumericsDiffer, PeerLost."""
+        training = self._settings.training
+        if training.numerics is not Numerics.EXACT:
+            return None
+        own = measure(training, device=self.world.device, environ=self._environ)
+        check_alike(own, recorded=recorded_in(restored.settings) if restored.own else None, group=self.group)
+        return own
+
+    def _committer(self) -> Committer:
+        save_path = self._settings.checkpoint.save_path
+        return choose_committer(self._link, world=self.world, save_path=save_path, clock=self._clock)
+
+    def _close_course(self) -> None:
+        if self.course is not None:
+            self.course.close()

@@ -1,0 +1,87 @@
+"""Staying: a worker leaves its generation and takes part in the next with all it has, instead of being started again.
+
+Possible where an agent of ours gives it its next place, and where nothing of it belongs to one world. Not while the
+optimizer is at work: its parameters are half of one step and half of the next then.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import MutableMapping, Sequence
+from typing import Any
+
+from torch.optim import Optimizer
+
+from elastic.distributed.strategy import Strategy
+from elastic.errors import Preempted
+from elastic.link import Link, Stays
+from elastic.session.leaving import LeaveOnSignal
+from elastic.world import World
+
+_LOOK_S = 0.2
+"""How often to see whether a signal came while waiting for the next place."""
+
+
+class Staying:
+    """One for each worker. `strategies`: those there are by the time that it is asked."""
+
+    def __init__(
+        self, *, link: Link, strategies: Sequence[Strategy], leaving: LeaveOnSignal, allowed: bool = True
+    ) -> None:
+        self._link, self._strategies, self._leaving, self._allowed = link, strategies, leaving, allowed
+        self._touched = False
+
+    @property
+    def general(self) -> bool:
+        """Whether workers of this job stay at all: the same on all ranks."""
+        movable = bool(self._strategies) and all(each.movable for each in self._strategies)
+        return self._allowed and movable and self._link.present
+
+    @property
+    def possible(self) -> bool:
+        """Whether this worker could stay now."""
+        return self.general and not self._touched and not self._leaving.leaves()
+
+    @property
+    def over(self) -> bool:
+        """Whether the agent says that the generation is broken."""
+        return self._link.over
+
+    def watch(self, optimizer: Optimizer) -> None:
+        """Know when it is at work."""
+        optimizer.register_step_pre_hook(self._begins)
+
+    def committed(self) -> None:
+        """A step is done on this rank: what is tracked is one whole state again."""
+        self._touched = False
+
+    def wait(self, *, lost: bool, generation: int, step: int, text: str, environ: MutableMapping[str, str]) -> World:
+        """Tell the agent, and wait for the next place.
+
+        Args:
+            environ: of this process, brought up to date with the place.
+
+        Raises:
+            Fenced: the agent is gone. Preempted: a signal came meanwhile.
+        """
+        link = self._link
+        link.send_stays(Stays(generation=generation, lost=lost, step=step, text=text))
+        while (place := link.next_place(limit_s=_LOOK_S)) is None:
+            if self._leaving.received is not None:
+                raise Preempted(f"left on {self._leaving.received.name} while waiting for the next generation")
+        _redirect(place.stdout, fd=1)
+        _redirect(place.stderr, fd=2)
+        environ.update(place.environ)
+        return World.from_environ(environ)
+
+    def _begins(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._touched = True
+
+
+def _redirect(path: str, *, fd: int) -> None:
+    """Let output go to another file from here on."""
+    if not path:
+        return
+    opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+    os.dup2(opened, fd)
+    os.close(opened)

@@ -1,0 +1,105 @@
+"""Workers that stay: real torchrun agents, real kills; who survives keeps its process and its state."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from elastic.events import Record, Recovered, Restored, StepCommitted, WorkerStarted, WorkerStayed
+from elastic.local.cluster import Cluster
+from elastic.local.etcd import EtcdServer
+from tests.harness.survival import cluster, exact_account, leave_all
+
+pytestmark = pytest.mark.integration
+
+
+NO_COPIES = {"ELASTIC__CHECKPOINT__MEMORY_EVERY_STEPS": "0"}
+"""Otherwise a copy in the node's own memory may be of the very step that all go on from, and is nearer than a peer."""
+
+
+def pids(run: Cluster, *names: str) -> list[list[int]]:
+    return [run.nodes[name].workers() for name in names]
+
+
+def recovered(run: Cluster, *, since: int) -> Recovered:
+    found = run.wait(lambda r: isinstance(r.event, Recovered), what="recovery", limit_s=60, since=since).event
+    assert isinstance(found, Recovered)
+    return found
+
+
+def kinds(records: list[Record], kind: type) -> int:
+    return sum(isinstance(record.event, kind) for record in records)
+
+
+def tiers(records: list[Record]) -> list[str]:
+    return sorted(record.event.tier for record in records if isinstance(record.event, Restored))
+
+
+def assert_kept(found: list[str], *, workers: int) -> None:
+    """The new one got the state of the others, and so did whoever was a step behind."""
+    assert found.count("peer") in range(1, workers)
+    assert found.count("process") == workers - found.count("peer")
+
+
+def end(run: Cluster, *, world_size: int, since: int) -> None:
+    """Some more steps, and an account that is clean."""
+    reached = max(r.event.iteration for r in run.follower.records if isinstance(r.event, StepCommitted))
+    run.wait_step(reached + 20, world_size=world_size, since=since)
+    leave_all(run)
+    exact_account(run)
+
+
+def test_only_the_dead_worker_is_started_again(tmp_path: Path, etcd: EtcdServer) -> None:
+    with cluster(tmp_path, etcd.endpoint, steps=100_000, **NO_COPIES) as run:
+        for name in ("a", "b", "c"):
+            run.start(name)
+        run.wait_step(30, world_size=3)
+        kept, at = pids(run, "a", "c"), run.now()
+        (victim,) = run.nodes["b"].workers()
+        os.kill(victim, signal.SIGKILL)
+        found = recovered(run, since=at)
+        after = run.follower.records[at:]
+        assert pids(run, "a", "c") == kept
+        assert (kinds(after, WorkerStayed), kinds(after, WorkerStarted)) == (2, 1)
+        assert_kept(tiers(after), workers=3)
+        assert found.lost_steps == 0
+        end(run, world_size=3, since=at)
+
+
+def test_the_others_go_on_without_a_lost_node_and_its_newcomer_gets_their_state(
+    tmp_path: Path, etcd: EtcdServer
+) -> None:
+    with cluster(tmp_path, etcd.endpoint, steps=100_000, **NO_COPIES) as run:
+        for name in ("a", "b"):
+            run.start(name)
+        run.wait_step(33, world_size=2)
+        kept, at = pids(run, "b"), run.now()
+        run.nodes["a"].kill()  # rank 0, and mostly the leader
+        found = recovered(run, since=at)
+        assert (found.path, found.lost_steps) == ("rejoin", 0)
+        assert pids(run, "b") == kept
+        assert tiers(run.follower.records[at:]) == ["process"]
+        joined = run.now()
+        run.start("c")
+        run.wait_step(1, world_size=2, since=joined)
+        assert pids(run, "b") == kept
+        after = run.follower.records[joined:]
+        assert tiers(after) == ["peer", "process"]
+        end(run, world_size=2, since=joined)
+
+
+def test_the_sibling_of_a_killed_worker_keeps_its_process(tmp_path: Path, etcd: EtcdServer) -> None:
+    with cluster(tmp_path, etcd.endpoint, steps=100_000, options=("--nproc-per-node=2",), **NO_COPIES) as run:
+        for name in ("a", "b"):
+            run.start(name)
+        run.wait_step(30, world_size=4)
+        before, at = run.nodes["b"].workers(), run.now()
+        os.kill(before[1], signal.SIGKILL)
+        recovered(run, since=at)
+        after = run.nodes["b"].workers()
+        assert len(set(before) & set(after)) == 1
+        assert_kept(tiers(run.follower.records[at:]), workers=4)
+        end(run, world_size=4, since=at)
