@@ -37,7 +37,7 @@ MOST_DEATHS = 5
 STEADY_S = 60.0
 """One that lived for so long was in order: the next one is started at once."""
 _ROOM_BYTES = 4096
-"""For the command line and the variables of workers, in place of the zygote's own."""
+"""For the variables that workers have more than their zygote."""
 _ZYGOTE = str(Path(__file__).with_name("zygote.py"))
 
 
@@ -74,9 +74,15 @@ class Zygote:
 class ReadyWorkers:
     """One for each agent. `start` early; `fork` from the main thread; `stop` last."""
 
-    def __init__(self, *, module: str, environ: Mapping[str, str], clock: Clock) -> None:
-        """`module`: the job's, empty where it is not known; `environ`: what workers get, as far as it is known now."""
-        self._module, self._environ, self._clock = module, dict(environ), clock
+    def __init__(self, *, module: str, command_bytes: int, environ: Mapping[str, str], clock: Clock) -> None:
+        """What is known now of the workers.
+
+        Args:
+            module: the job's; empty where it is not known.
+            command_bytes: length of their command line.
+            environ: their variables.
+        """
+        self._module, self._command_bytes, self._environ, self._clock = module, command_bytes, dict(environ), clock
         self._lock = threading.Lock()
         """Of the zygote in use: held by the main thread while it talks to it, by the other one to replace it."""
         self._zygote: Zygote | None = None
@@ -214,7 +220,8 @@ class ReadyWorkers:
 
     def _launch(self) -> Zygote:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-u", _ZYGOTE, str(theirs.fileno()), self._module, "." * _ROOM_BYTES]
+        command = [sys.executable, "-u", _ZYGOTE, str(theirs.fileno()), self._module]
+        command.append("." * max(0, self._command_bytes - len("\0".join(command).encode())))
         with theirs:
             process = subprocess.Popen(
                 command,

@@ -60,7 +60,6 @@ class Stage:
         node: str,
         environ: Mapping[str, str],
         clock: Clock,
-        ready: ReadyWorkers | None,
     ) -> None:
         """Put the parts together; nothing is started and nothing is connected to yet.
 
@@ -88,10 +87,6 @@ class Stage:
             clock=clock,
             is_leader=lambda: self.coordinator.is_leader,
         )
-        if ready is not None:
-            ready.attach(emit=self.observer.emit, wake=self.wake, interrupted=lambda: bool(self.signals.received))
-            start_with(ready.fork)
-            self._stack.callback(ready.stop)
         self._page = LeasePage.create()
         self._stack.callback(self._page.remove)
         self.handler = assemble(
@@ -165,6 +160,12 @@ class Stage:
         self.coordinator.start(slots=slots, exporter=exporter)
         self._member = True
         self.signals.check()
+
+    def use(self, ready: ReadyWorkers) -> None:
+        """Have workers forked by it, and stop it with the rest."""
+        ready.attach(emit=self.observer.emit, wake=self.wake, interrupted=lambda: bool(self.signals.received))
+        start_with(ready.fork)
+        self._stack.callback(ready.stop)
 
     def stop(self) -> None:
         """Leave nothing behind: no thread, no socket, no key."""
