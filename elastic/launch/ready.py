@@ -97,8 +97,9 @@ class ReadyWorkers:
         self._interrupted: Callable[[], bool] = lambda: False
 
     def start(self) -> None:
-        """Begin to get ready, in a process of its own; returns at once."""
+        """Begin to get ready, in a process of its own; returns when there is one."""
         self._thread.start()
+        self._launched.wait(LAUNCH_S)
 
     def attach(self, *, emit: Callable[[Event], None], wake: WakePipe, interrupted: Callable[[], bool]) -> None:
         """Where to tell of workers that are not forked, and what ends a wait for the zygote early."""
@@ -118,7 +119,6 @@ class ReadyWorkers:
         Waits for a zygote that is still importing: a new Python would have to import the same.
         """
         program = program_of(command, python=sys.executable)
-        self._launched.wait(LAUNCH_S)
         with self._lock:
             found = self._from_zygote(command, program, environ, files)
         if isinstance(found, ForkedWorker):
