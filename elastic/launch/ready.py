@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 LAUNCH_S = 1.0
 """To start a process."""
+END_S = 1.0
+"""To end, for one that hung up."""
 READY_S = 60.0
 """A zygote that takes longer than this to import everything is given up: a worker would take as long."""
 FORK_S = 10.0
@@ -43,7 +45,7 @@ _ZYGOTE = str(Path(__file__).with_name("zygote.py"))
 
 def pause_s(deaths: int) -> float:
     """How long to wait before the next start, after so many early deaths in a row."""
-    return 0.0 if deaths == 0 else 0.5 * 2.0**deaths
+    return 0.0 if deaths <= 1 else 0.5 * 2.0**deaths
 
 
 class Stage(enum.Enum):
@@ -153,11 +155,11 @@ class ReadyWorkers:
             left_s = until_s - self._clock.monotonic_s()
             if left_s <= 0:
                 zygote.end()
-                self._refused = f"importing what workers need takes longer than {READY_S:.0f} s"
+                self._refused = f"importing what they need takes longer than {READY_S:.0f} s"
             elif self._hears(zygote, left_s):
                 answer = self._receive(zygote)
                 if answer is None:
-                    zygote.end()
+                    self._ended(zygote)
                 else:
                     zygote.stage = Stage.OVER if answer.refused else Stage.READY
                     self._refused = answer.refused
@@ -179,6 +181,18 @@ class ReadyWorkers:
         except ConnectionResetError:
             return None
         return Answer.decode(data) if data else None
+
+    def _ended(self, zygote: Zygote) -> int:
+        """It hung up. Returns its exit code; one that it gave itself means that no other zygote would do better."""
+        try:
+            exit_code = zygote.process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            zygote.process.kill()
+            exit_code = zygote.process.wait()
+        if zygote.stage is Stage.IMPORTING and exit_code > 0:
+            self._refused = f"importing what they need ended the process with exit code {exit_code}"
+        zygote.end()
+        return exit_code
 
     def _order(self, zygote: Zygote, order: Order, files: Sequence[int]) -> ForkedWorker | Cold:
         go_read, go_write = os.pipe2(os.O_CLOEXEC)
@@ -239,14 +253,9 @@ class ReadyWorkers:
         """It has ended, or is to end now. Find out whether another one would do better."""
         if self._stopping.is_set():
             zygote.end()
-        exit_code = zygote.process.wait()
-        if zygote.stage is Stage.IMPORTING:
-            answer = self._receive(zygote)
-            if answer is not None:
-                self._refused = answer.refused
-            elif exit_code > 0:
-                self._refused = f"importing what workers need ended the process with exit code {exit_code}"
-        zygote.end()
+        elif zygote.stage is Stage.IMPORTING and (answer := self._receive(zygote)) is not None:
+            self._refused = answer.refused
+        exit_code = self._ended(zygote)
         if not (self._refused or self._stopping.is_set()):
             logger.warning("the zygote of this node's workers ended (%d); another one gets ready", exit_code)
             if deaths >= MOST_DEATHS:
