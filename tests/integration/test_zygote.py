@@ -83,9 +83,10 @@ def until(condition, what):
 
 
 def gone(pid):
-    return (
-        not Path(f"/proc/{pid}").exists() or Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-    )
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except FileNotFoundError:
+        return True
 
 
 WAIT = "import sys; print('up', flush=True); sys.stdin.read()"
@@ -127,6 +128,7 @@ def test_the_worker_is_ours_and_the_zygote_is_clean(ways):
     assert ways.ready.notices == []
 
 
+@pytest.mark.exhaustive
 def test_standard_files_are_the_agents_where_torchrun_redirects_nothing(ways):
     ways.fork(ways.script("import os; print(os.readlink('/proc/self/fd/1'))"), files=[0, 2, 2]).wait(LIMIT_S)
     ways.fork(ways.script("import os, sys; sys.exit(os.fstat(2) != os.fstat(1))"), files=[0, 2, 2]).wait(LIMIT_S)
@@ -148,6 +150,7 @@ def test_a_worker_outlives_the_zygote_and_the_next_one_comes_from_another(own, p
     pipes.write = os.open("/dev/null", os.O_RDONLY)
 
 
+@pytest.mark.exhaustive
 def test_a_worker_outlives_the_thread_that_asked_for_it(ways, pipes):
     """The kernel's death signal follows the parent's thread: it must be the one that lasts."""
     environ = {**ways.environ, AGENT_PID: str(os.getpid())}
@@ -201,10 +204,23 @@ def test_who_is_not_told_to_go_on_ends(ways, monkeypatch):
     assert (out.exit_code, out.out) == (0, "")
 
 
+def refused(ways, why):
+    zygote = ways.ready.zygote
+    for _ in range(3):
+        assert ways.ready.fork(ways.script("print(1)"), ways.environ, [0, 1, 2]) is None
+    (told,) = ways.ready.notices
+    assert why in told
+    until(lambda: gone(zygote), "the zygote did not end")
+
+
+def test_a_module_that_starts_a_thread_is_not_forked(own):
+    ways = own("import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()")
+    refused(ways, "the_job: it starts 1 thread, which a fork would lose")
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()", "starts 1 thread"),
         ("import torch; torch.cuda.is_initialized = lambda: True", "sets up CUDA"),
         ("data = open(__file__)", "keeps open what workers would share: "),
         ("import subprocess; child = subprocess.Popen(['sleep', '600'])", "starts 1 process"),
@@ -212,22 +228,18 @@ def test_who_is_not_told_to_go_on_ends(ways, monkeypatch):
         ("raise SystemExit('no, thanks')", "SystemExit: no, thanks"),
         ("import os; os._exit(9)", "ended the process with exit code 9"),
     ],
-    ids=["thread", "cuda", "file", "process", "import", "exit", "end"],
+    ids=["cuda", "file", "process", "import", "exit", "end"],
 )
-def test_a_module_that_cannot_be_forked_is_told_of_once(text, why, own):
-    ways = own(text)
-    zygote = ways.ready.zygote
-    for _ in range(3):
-        assert ways.ready.fork(ways.script("print(1)"), ways.environ, [0, 1, 2]) is None
-    (told,) = ways.ready.notices
-    assert why in told
-    until(lambda: gone(zygote), "the zygote did not end")
+@pytest.mark.exhaustive
+def test_other_modules_that_are_not_forked(text, why, own):
+    refused(own(text), why)
     for child in children(os.getpid()):
         if b"sleep" in Path(f"/proc/{child}/cmdline").read_bytes():
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
 
 
+@pytest.mark.exhaustive
 def test_what_the_jobs_module_makes_of_its_process_is_each_workers(own):
     text = """
 import atexit, random, signal, sys
@@ -252,6 +264,7 @@ ONCE = []
     assert first.err == "to people\n"
 
 
+@pytest.mark.exhaustive
 def test_chance_is_each_workers_own(ways):
     script = ways.script("import random, numpy, torch; print(random.random(), numpy.random.random(), torch.rand(1))")
     drawn = [ways.forked(script).out.split(maxsplit=2) for _ in range(3)]
@@ -283,12 +296,14 @@ def test_loaders_processes_and_threads_work_in_a_fork(ways):
     assert seen.out == "[[0, 1, 4, 9], [16, 25, 36, 49]]\n" * 2 + "2\n"
 
 
+@pytest.mark.exhaustive
 def test_threads_are_as_many_as_were_asked_for(own):
     ways = own(OMP_NUM_THREADS="2")
     assert ways.forked(ways.script("import torch; print(torch.get_num_threads())")).out == "2\n"
     assert ways.forked(ways.script(LOADER)).exit_code == 0
 
 
+@pytest.mark.exhaustive
 def test_a_stuck_zygote_is_given_up(own, monkeypatch):
     ways = own()
     assert ways.forked(ways.script("")).exit_code == 0
@@ -302,6 +317,7 @@ def test_a_stuck_zygote_is_given_up(own, monkeypatch):
     assert ways.forked(ways.script("")).exit_code == 0
 
 
+@pytest.mark.exhaustive
 def test_a_wait_for_the_zygote_is_cut_short(own):
     ways = own("import time; time.sleep(600)")
     ways.ready.attach(emit=lambda event: None, wake=ways.ready.wake, interrupted=lambda: True)
@@ -309,6 +325,7 @@ def test_a_wait_for_the_zygote_is_cut_short(own):
     assert ways.ready.fork(ways.script(""), ways.environ, [0, 1, 2]) is None
 
 
+@pytest.mark.exhaustive
 def test_a_zygote_that_imports_for_ever_is_given_up(own, monkeypatch):
     monkeypatch.setattr(module, "READY_S", 0.3)
     ways = own("import time; time.sleep(600)")
@@ -316,6 +333,7 @@ def test_a_zygote_that_imports_for_ever_is_given_up(own, monkeypatch):
     assert "longer than 0 s" in ways.ready.notices[0]
 
 
+@pytest.mark.exhaustive
 def test_after_the_end_workers_start_cold_and_nothing_is_told(own):
     ways = own()
     ways.ready.stop()

@@ -116,7 +116,12 @@ def plain(text, directory):
     return re.sub(r"0x[0-9a-f]+", "…", text.replace(str(directory), "HERE"))
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+OFTEN = ("look", "raises", "exit 3", "interrupt comes", "pools")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in OFTEN else pytest.param(name, marks=pytest.mark.exhaustive) for name in PROGRAMS]
+)
 def test_a_script(name, ways):
     command = [*ways.script(PROGRAMS[name]), "--a", "", "b c", "ü"]
     forked, cold = ways.forked(command, EXTRA="ü\udcff"), ways.cold(command, EXTRA="ü\udcff")
@@ -125,6 +130,7 @@ def test_a_script(name, ways):
     assert forked.exit_code == cold.exit_code
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["look", "raises", "exit 3", "pools"])
 def test_a_module(name, ways, monkeypatch):
     (ways.directory / "package").mkdir()
@@ -139,6 +145,7 @@ def test_a_module(name, ways, monkeypatch):
     assert forked.exit_code == cold.exit_code
 
 
+@pytest.mark.exhaustive
 def test_a_module_that_is_not_there(ways):
     command = [sys.executable, "-u", "-m", "no_such_module_here"]
     forked, cold = ways.forked(command), ways.cold(command)
@@ -146,6 +153,7 @@ def test_a_module_that_is_not_there(ways):
     assert forked.exit_code == 1
 
 
+@pytest.mark.exhaustive
 def test_a_relative_script_by_a_link(ways, monkeypatch):
     (ways.directory / "real").mkdir()
     ways.script(LOOK, "real/program.py")
