@@ -1,8 +1,7 @@
 """Chance: a fork's random numbers, as those of a Python of its own: seeded by the job's module, or like nobody's.
 
 The zygote's generators would come out of each fork in the same state. Where the job's module seeded one while it was
-imported, that is wanted, and is kept; else each worker gets a new seed from the system. torch's begins with the same
-fixed seed in every process, forked or not.
+imported, that is wanted, and is kept; else each worker gets a new seed from the system.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +20,7 @@ class Keys:
 
     python: tuple[int, ...]
     numpy: bytes
+    torch: int
 
 
 def settle() -> Keys:
@@ -33,7 +34,7 @@ def settle() -> Keys:
 def keys() -> Keys:
     """Of this process, now."""
     state: Any = np.random.get_state()
-    return Keys(python=tuple(random.getstate()[1][:-1]), numpy=state[1].tobytes())
+    return Keys(python=tuple(random.getstate()[1][:-1]), numpy=state[1].tobytes(), torch=torch.initial_seed())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +43,7 @@ class Chance:
 
     python: Any
     reseed_numpy: bool
+    reseed_torch: bool
 
     @classmethod
     def since(cls, before: Keys) -> Chance:
@@ -50,6 +52,7 @@ class Chance:
         return cls(
             python=random.getstate() if now.python != before.python else None,
             reseed_numpy=now.numpy == before.numpy,
+            reseed_torch=now.torch == before.torch,
         )
 
     def apply(self) -> None:
@@ -58,3 +61,5 @@ class Chance:
             random.setstate(self.python)
         if self.reseed_numpy:
             np.random.seed()
+        if self.reseed_torch:
+            torch.default_generator.seed()

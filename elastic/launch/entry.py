@@ -105,9 +105,10 @@ def _create(parameters: RendezvousParameters, *, argv: Sequence[str], environ: M
             node=environ.get(NODE) or socket.gethostname(),
             environ=environ,
             clock=SYSTEM_CLOCK,
-            ready=ready,
         )
         undo.pop_all()
+    if ready is not None:
+        stage.use(ready)
     logger.info("job %s, etcd at %s", identity.job_id, stage.handler.endpoint)
     logger.info("%s", _sharing(settings, command, nodes=range(parameters.min_nodes, parameters.max_nodes + 1)))
     put_agent_in_place(functools.partial(Agent, stage=stage))
@@ -120,6 +121,7 @@ def _ready_workers(settings: Settings, command: Command, *, environ: Mapping[str
         return None
     return ReadyWorkers(
         module=settings.job.target.partition(":")[0] if command.ours else "",
+        command_bytes=len("\0".join([sys.executable, "-u", "-m", command.script, *command.arguments]).encode()),
         environ={**environ, **threads_for(settings.training.threads_per_worker, environ=environ)},
         clock=SYSTEM_CLOCK,
     )

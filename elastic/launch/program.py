@@ -20,18 +20,28 @@ def run(program: Program) -> None:
         KeyboardInterrupt: Python itself ends by the signal then.
     """
     main = types.ModuleType("__main__")
+    main.__dict__.update(__builtins__=sys.modules["builtins"], __annotations__={})
     sys.modules["__main__"] = main
     try:
         if program.kind is Kind.MODULE:
             _run_module(program)
         else:
             _run_script(program, main)
-    except (SystemExit, KeyboardInterrupt):
+    except SystemExit:
+        raise
+    except KeyboardInterrupt as error:
+        _show(error)
+        sys.excepthook = lambda *_: None  # shown; what follows is that Python ends by the signal
         raise
     except BaseException as error:  # noqa: BLE001 - the end of a program by whatever it raises
-        # The frames of ours at its top would be new to whoever reads it.
-        sys.excepthook(type(error), error, _below_here(error.__traceback__))
+        _show(error)
         raise SystemExit(1) from None
+
+
+def _show(error: BaseException) -> None:
+    # Without the frames of ours at its top, which would be new to whoever reads it.
+    error.__traceback__ = _below_here(error.__traceback__)
+    sys.excepthook(type(error), error, error.__traceback__)
 
 
 def _run_module(program: Program) -> None:
@@ -48,9 +58,7 @@ def _run_script(program: Program, main: types.ModuleType) -> None:
     main.__dict__.update(
         __file__=path,
         __cached__=None,
-        __builtins__=sys.modules["builtins"],
         __loader__=importlib.machinery.SourceFileLoader("__main__", path),
-        __annotations__={},
     )
     exec(compile(Path(path).read_bytes(), path, "exec", dont_inherit=True), main.__dict__)
 
@@ -61,10 +69,7 @@ def _path_first(directory: str) -> None:
 
 
 def _below_here(traceback: types.TracebackType | None) -> types.TracebackType | None:
-    """A traceback without the frames of this module and of runpy at its top."""
-    while traceback is not None and traceback.tb_frame.f_code.co_filename in (__file__, runpy.__file__, _FROZEN_RUNPY):
+    """A traceback without the frames at its top down to this module's."""
+    while traceback is not None and traceback.tb_frame.f_code.co_filename == __file__:
         traceback = traceback.tb_next
     return traceback
-
-
-_FROZEN_RUNPY = "<frozen runpy>"

@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 LAUNCH_S = 1.0
 """To start a process."""
+END_S = 1.0
+"""To end, for one that hung up."""
 READY_S = 60.0
 """A zygote that takes longer than this to import everything is given up: a worker would take as long."""
 FORK_S = 10.0
@@ -37,13 +39,13 @@ MOST_DEATHS = 5
 STEADY_S = 60.0
 """One that lived for so long was in order: the next one is started at once."""
 _ROOM_BYTES = 4096
-"""For the command line and the variables of workers, in place of the zygote's own."""
+"""For the variables that workers have more than their zygote."""
 _ZYGOTE = str(Path(__file__).with_name("zygote.py"))
 
 
 def pause_s(deaths: int) -> float:
     """How long to wait before the next start, after so many early deaths in a row."""
-    return 0.0 if deaths == 0 else 0.5 * 2.0**deaths
+    return 0.0 if deaths <= 1 else 0.5 * 2.0**deaths
 
 
 class Stage(enum.Enum):
@@ -74,9 +76,15 @@ class Zygote:
 class ReadyWorkers:
     """One for each agent. `start` early; `fork` from the main thread; `stop` last."""
 
-    def __init__(self, *, module: str, environ: Mapping[str, str], clock: Clock) -> None:
-        """`module`: the job's, empty where it is not known; `environ`: what workers get, as far as it is known now."""
-        self._module, self._environ, self._clock = module, dict(environ), clock
+    def __init__(self, *, module: str, command_bytes: int, environ: Mapping[str, str], clock: Clock) -> None:
+        """What is known now of the workers.
+
+        Args:
+            module: the job's; empty where it is not known.
+            command_bytes: length of their command line.
+            environ: their variables.
+        """
+        self._module, self._command_bytes, self._environ, self._clock = module, command_bytes, dict(environ), clock
         self._lock = threading.Lock()
         """Of the zygote in use: held by the main thread while it talks to it, by the other one to replace it."""
         self._zygote: Zygote | None = None
@@ -91,8 +99,9 @@ class ReadyWorkers:
         self._interrupted: Callable[[], bool] = lambda: False
 
     def start(self) -> None:
-        """Begin to get ready, in a process of its own; returns at once."""
+        """Begin to get ready, in a process of its own; returns when there is one."""
         self._thread.start()
+        self._launched.wait(LAUNCH_S)
 
     def attach(self, *, emit: Callable[[Event], None], wake: WakePipe, interrupted: Callable[[], bool]) -> None:
         """Where to tell of workers that are not forked, and what ends a wait for the zygote early."""
@@ -112,7 +121,6 @@ class ReadyWorkers:
         Waits for a zygote that is still importing: a new Python would have to import the same.
         """
         program = program_of(command, python=sys.executable)
-        self._launched.wait(LAUNCH_S)
         with self._lock:
             found = self._from_zygote(command, program, environ, files)
         if isinstance(found, ForkedWorker):
@@ -147,11 +155,11 @@ class ReadyWorkers:
             left_s = until_s - self._clock.monotonic_s()
             if left_s <= 0:
                 zygote.end()
-                self._refused = f"importing what workers need takes longer than {READY_S:.0f} s"
+                self._refused = f"importing what they need takes longer than {READY_S:.0f} s"
             elif self._hears(zygote, left_s):
                 answer = self._receive(zygote)
                 if answer is None:
-                    zygote.end()
+                    self._ended(zygote)
                 else:
                     zygote.stage = Stage.OVER if answer.refused else Stage.READY
                     self._refused = answer.refused
@@ -173,6 +181,18 @@ class ReadyWorkers:
         except ConnectionResetError:
             return None
         return Answer.decode(data) if data else None
+
+    def _ended(self, zygote: Zygote) -> int:
+        """It hung up. Returns its exit code; one that it gave itself means that no other zygote would do better."""
+        try:
+            exit_code = zygote.process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            zygote.process.kill()
+            exit_code = zygote.process.wait()
+        if zygote.stage is Stage.IMPORTING and exit_code > 0:
+            self._refused = f"importing what they need ended the process with exit code {exit_code}"
+        zygote.end()
+        return exit_code
 
     def _order(self, zygote: Zygote, order: Order, files: Sequence[int]) -> ForkedWorker | Cold:
         go_read, go_write = os.pipe2(os.O_CLOEXEC)
@@ -214,7 +234,8 @@ class ReadyWorkers:
 
     def _launch(self) -> Zygote:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-u", _ZYGOTE, str(theirs.fileno()), self._module, "." * _ROOM_BYTES]
+        command = [sys.executable, "-u", _ZYGOTE, str(theirs.fileno()), self._module]
+        command.append("." * max(0, self._command_bytes - len("\0".join(command).encode())))
         with theirs:
             process = subprocess.Popen(
                 command,
@@ -232,14 +253,9 @@ class ReadyWorkers:
         """It has ended, or is to end now. Find out whether another one would do better."""
         if self._stopping.is_set():
             zygote.end()
-        exit_code = zygote.process.wait()
-        if zygote.stage is Stage.IMPORTING:
-            answer = self._receive(zygote)
-            if answer is not None:
-                self._refused = answer.refused
-            elif exit_code > 0:
-                self._refused = f"importing what workers need ended the process with exit code {exit_code}"
-        zygote.end()
+        elif zygote.stage is Stage.IMPORTING and (answer := self._receive(zygote)) is not None:
+            self._refused = answer.refused
+        exit_code = self._ended(zygote)
         if not (self._refused or self._stopping.is_set()):
             logger.warning("the zygote of this node's workers ended (%d); another one gets ready", exit_code)
             if deaths >= MOST_DEATHS:

@@ -60,7 +60,6 @@ class Stage:
         node: str,
         environ: Mapping[str, str],
         clock: Clock,
-        ready: ReadyWorkers | None,
     ) -> None:
         """Put the parts together; nothing is started and nothing is connected to yet.
 
@@ -70,7 +69,7 @@ class Stage:
         """
         self.clock, self._settings, self._node = clock, settings, node
         self.wake = WakePipe()
-        self.ready = ready
+        self.ready: ReadyWorkers | None = None
         """What forks the workers; None where each is a new Python."""
         self.signals = LeaveSignals(on_signal=self.wake.wake)
         self._agent, self._metrics = uuid.uuid4().hex, Metrics(clock=clock)
@@ -87,9 +86,6 @@ class Stage:
             clock=clock,
             is_leader=lambda: self.coordinator.is_leader,
         )
-        if ready is not None:
-            ready.attach(emit=self.observer.emit, wake=self.wake, interrupted=lambda: bool(self.signals.received))
-            self._stack.callback(ready.stop)
         self._page = LeasePage.create()
         self._stack.callback(self._page.remove)
         self.handler = assemble(
@@ -166,6 +162,12 @@ class Stage:
         self.coordinator.start(slots=slots, exporter=exporter)
         self._member = True
         self.signals.check()
+
+    def use(self, ready: ReadyWorkers) -> None:
+        """Have workers forked by it, and stop it with the rest."""
+        ready.attach(emit=self.observer.emit, wake=self.wake, interrupted=lambda: bool(self.signals.received))
+        self._stack.callback(ready.stop)
+        self.ready = ready
 
     def stop(self) -> None:
         """Leave nothing behind: no thread, no socket, no key."""

@@ -118,6 +118,7 @@ def fork_worker() -> Answer | None:
     try:
         middle = os.fork()
         if middle == 0:
+            os.close(born_read)
             _fork_and_end(born_write)
             return None
     except OSError as error:
