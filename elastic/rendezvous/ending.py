@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from elastic.events import Outcome
 from elastic.rendezvous.errors import JobClosed
-from elastic.rendezvous.model import Phase, World
+from elastic.rendezvous.model import Member, MemberState, Phase, World
 
 
 def ending_of(world: World | None, *, agent: str, seen_closed: int) -> JobClosed | None:
@@ -31,6 +31,17 @@ def missed_generation(world: World | None, *, agent: str, ended: int) -> int:
     seated = world.generation if world.phase is Phase.OPEN and world.seat_of(agent) else 0
     owed = max((entry.generation for entry in world.left_out if entry.agent == agent), default=0)
     return seated if seated > ended else owed if owed > ended else 0
+
+
+def unheard_generation(world: World | None, *, member: Member) -> int:
+    """The generation that an agent without workers was given a seat in before it was heard, and does not take: it is
+    done, or its own workers failed in the one before; 0: none. It ends this one, so that its word is heard in it."""
+    if world is None or world.generation <= member.ended_generation or world.seat_of(member.agent) is None:
+        return 0
+    if member.state is MemberState.DONE:
+        return world.generation if world.phase is not Phase.CLOSED else 0
+    failed = member.report is not None and member.report.is_own
+    return world.generation if failed and world.direct and world.phase is Phase.FORMED else 0
 
 
 def unheard_end(timeout_s: float | None) -> JobClosed:

@@ -128,6 +128,13 @@ class Registration:
                 self._note_trouble(error)
                 self._wake.set()
 
+    def say_soon(self, **fields: object) -> None:
+        """Like `publish`, by the thread."""
+        with self._writing:
+            self.note(**fields)
+            self._owes = True
+        self._wake.set()
+
     def look(self) -> None:
         """Renew now rather than when it is due: something says that the store has lost its data."""
         self._wake.set()
