@@ -173,7 +173,7 @@ def _shared(reports: Sequence[Reported]) -> list[Reported]:
 
 
 def _extend(history: tuple[Failure, ...], *, generation: int, reports: Sequence[Reported]) -> tuple[Failure, ...]:
-    """Add what is not yet there, each to the generation that it ended; forget what came before if the run got further."""
+    """Add what is not yet there, each to the generation it ended; forget what came before if the run got further."""
     known = {(failure.generation, failure.agent) for failure in history}
     since = min((one.report.generation or generation for one in reports), default=generation)
     added = tuple(
