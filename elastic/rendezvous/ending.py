@@ -23,14 +23,20 @@ def ending_of(world: World | None, *, agent: str, seen_closed: int) -> JobClosed
     return JobClosed(outcome=outcome, exit_code=world.exit_code, reason=world.reason, text=world.text)
 
 
-def missed_generation(world: World | None, *, agent: str, ended: int) -> int:
-    """The generation that an agent without workers was given a seat in and has not ended, since it was over before the
-    agent saw it; 0: none. Until it says that it has ended this one, it is taken for a member at work."""
+def missed_generation(world: World | None, *, agent: str, ended: int, entered: int = 0) -> int:
+    """The generation that an agent without workers is yet to say that it has ended; 0: none. Until it does, it is taken
+    for a member at work.
+
+    It was given a seat in it, but that was over before the agent saw it; or it is the one that it `entered` last, and
+    the seat for which it had said nothing is not there any more."""
+    unsaid = entered if entered > ended else 0
     if world is None:
+        return unsaid
+    if world.phase is Phase.FORMED and world.generation > max(ended, entered) and world.seat_of(agent):
         return 0
     seated = world.generation if world.phase is Phase.OPEN and world.seat_of(agent) else 0
     owed = max((entry.generation for entry in world.left_out if entry.agent == agent), default=0)
-    return seated if seated > ended else owed if owed > ended else 0
+    return seated if seated > ended else max(unsaid, owed if owed > ended else 0)
 
 
 def unheard_generation(world: World | None, *, member: Member) -> int:

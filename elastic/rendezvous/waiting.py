@@ -90,7 +90,9 @@ class Waiting:
             return None
         if self._seat_of(world, after=after) is not None:
             return world
-        if missed := missed_generation(world, agent=member.agent, ended=member.ended_generation):
+        if self._watch.looks_apart:
+            return None
+        if missed := missed_generation(world, agent=member.agent, ended=member.ended_generation, entered=after):
             self._registration.publish(ended_generation=missed)
         return None
 
