@@ -133,5 +133,6 @@ def report_of(words: dict[str, str]) -> FailureReport:
         text="Traceback of " + words.get("signature", "nothing"),
         exit_code=int(words["exit"]) if "exit" in words else None,
         committed_steps=int(words.get("committed", "1")),
+        generation=int(words.get("generation", "0")),
         node_local="local" in words,
     )

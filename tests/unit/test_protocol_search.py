@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.harness.mutants import MUTANTS
 from elastic.rendezvous.view import Limits
+from tests.harness.mutants import MUTANTS
 from tests.harness.search import at_work, beginning, forgotten, losing, search
 from tests.harness.search_steps import FAULTS
 from tests.harness.search_writes import Rules
