@@ -39,15 +39,19 @@ def missed_generation(world: World | None, *, agent: str, ended: int, entered: i
     return seated if seated > ended else max(unsaid, owed if owed > ended else 0)
 
 
-def unheard_generation(world: World | None, *, member: Member) -> int:
-    """The generation that an agent without workers was given a seat in before it was heard, and does not take: it is
-    done, or its own workers failed in the one before; 0: none. It ends this one, so that its word is heard in it."""
+def unheard_generation(world: World | None, *, member: Member, written_since: bool) -> int:
+    """The generation that an agent without workers was given a seat in and must not take; 0: none. It ends this one,
+    so that its word is heard in it: it is done, or its own workers failed in the one before.
+
+    `written_since`: its keys were written anew after that world was. Others may have been told in between that it is
+    gone, and have gone on without it; they would take it for one that runs nothing.
+    """
     if world is None or world.generation <= member.ended_generation or world.seat_of(member.agent) is None:
         return 0
     if member.state is MemberState.DONE:
         return world.generation if world.phase is not Phase.CLOSED else 0
-    failed = member.report is not None and member.report.is_own
-    return world.generation if failed and world.direct and world.phase is Phase.FORMED else 0
+    failed = world.direct and member.report is not None and member.report.is_own
+    return world.generation if world.phase is Phase.FORMED and (failed or written_since) else 0
 
 
 def unheard_end(timeout_s: float | None) -> JobClosed:

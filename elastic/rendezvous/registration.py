@@ -73,6 +73,8 @@ class Registration:
         self._thread = threading.Thread(target=self._run, name="elastic-lease", daemon=True)
         self._revision = 0
         self._asked = self._owes = False
+        self.since_revision = 0
+        """When this agent's keys were last written under a new lease: since then they are there."""
         self.valid_until_s = 0.0
         self.trouble: StoreUnavailable | None = None
 
@@ -206,7 +208,7 @@ class Registration:
             raise StoreUnavailable(f"{key} changed while it was being written; trying again")
         self._member = self._written = member
         self._owes = False
-        self._revision = done.revision
+        self._revision = self.since_revision = done.revision
         self._renewed(sent_s=sent_s, lasts_s=self._ttl_s)
         self._on_registered(done.replaced.get(last))
         return done

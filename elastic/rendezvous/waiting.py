@@ -85,7 +85,7 @@ class Waiting:
             raise closed
         world = self._watch.world
         member = self._registration.member
-        if unheard := unheard_generation(world, member=member):
+        if unheard := self._unheard(after=after):
             self._registration.publish(ended_generation=unheard)
             return None
         if self._seat_of(world, after=after) is not None:
@@ -99,7 +99,7 @@ class Waiting:
     def goes_on(self, *, after: int) -> bool:
         """Whether a seat of a newer generation is there already, so that nothing need be said to get one."""
         self._look()
-        return self._seat_of(self._watch.world, after=after) is not None
+        return self._seat_of(self._watch.world, after=after) is not None and not self._unheard(after=after)
 
     def end_of_job(self, *, timeout_s: float | None) -> JobClosed | None:
         """How the job ended, for an agent that is done; None: nothing was heard of it in time."""
@@ -109,7 +109,7 @@ class Waiting:
             pause_s = min(left_s, _POLL_S) if self._watch.looks_apart else left_s
             self._watch.wait(self._has_news, timeout_s=None if math.isinf(pause_s) else pause_s)
             self._look()
-            if given := self._given():
+            if given := self._unheard():
                 self._registration.publish(ended_generation=given, last_generation=given)
             elif (closed := self.closed()) is not None or self._clock.monotonic_s() >= until_s:
                 return closed
@@ -119,10 +119,14 @@ class Waiting:
         return ending_of(self._watch.world, agent=self._registration.member.agent, seen_closed=self.seen_closed)
 
     def _has_news(self) -> bool:
-        return self.closed() is not None or bool(self._given())
+        return self.closed() is not None or bool(self._unheard())
 
-    def _given(self) -> int:
-        return unheard_generation(self._watch.world, member=self._registration.member)
+    def _unheard(self, *, after: int = 0) -> int:
+        world = self._watch.world
+        if world is None or world.generation <= after:
+            return 0
+        since = self._registration.since_revision > self._watch.revision
+        return unheard_generation(world, member=self._registration.member, written_since=since)
 
     def _look(self) -> None:
         with contextlib.suppress(StoreUnavailable):

@@ -147,6 +147,13 @@ MUTANTS = (
         start=losing,
     ),
     Mutant(
+        name="an agent takes a seat though its keys were gone since that was given",
+        rules=Rules(knows_since=False),
+        breaks="has a seat in 3 and still runs 1",
+        start=lambda _rules: beginning(),
+        long=True,
+    ),
+    Mutant(
         name="a generation is one more than the last world's, whatever members know",
         patches=((seating, "next_generation", _one_more),),
         breaks="two worlds of generation 1",

@@ -72,6 +72,7 @@ class Asked(NamedTuple):
 class Agent(NamedTuple):
     """One agent. `member` is what its key should say, `joined` the last generation entered.
 
+    `since` is the revision that its keys were last written anew at, `seen_revision` that of the world seen last.
     `flight` and `late` are a world and a commit that were sent and never answered: they may still arrive, even after
     their sender has died. `restoring`: it has found that it may write the lost world again.
     """
@@ -82,6 +83,8 @@ class Agent(NamedTuple):
     running: bool = False
     told: bool = False
     seen: World | str | None = UNKNOWN
+    seen_revision: int = 0
+    since: int = 0
     commit: Asked | None = None
     late: Asked | None = None
     restoring: bool = False
@@ -182,6 +185,7 @@ def renumbered(state: State) -> State:
     store = state.store
     seen = {store.world_revision, store.commit_revision, *(found.created for found in store.members if found)}
     for agent in state.agents:
+        seen |= {agent.seen_revision, agent.since}
         if agent.term is not None:
             seen |= {agent.term.created, agent.term.world_revision}
             seen |= {found.created for found in agent.term.members if found}
@@ -223,6 +227,8 @@ def renumbered(state: State) -> State:
                 pending=written(agent.pending),
                 flight=written(agent.flight),
                 commit=asked(agent.commit),
+                seen_revision=order[agent.seen_revision],
+                since=order[agent.since],
                 late=asked(agent.late),
             )
         )

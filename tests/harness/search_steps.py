@@ -107,8 +107,8 @@ def _follow(state: State, place: int, *, rules: Rules) -> Iterator[Step]:
     agent, store = state.agents[place], state.store
     if store.members[place] is None and rules.register_again and not agent.told:
         yield "register", registered(state, place)
-    if agent.seen != store.world:
-        yield "see", put(state, place, seen=store.world)
+    if (agent.seen, agent.seen_revision) != (store.world, store.world_revision):
+        yield "see", put(state, place, seen=store.world, seen_revision=store.world_revision)
     if agent.running and agent.commit is None and agent.joined is not None:
         yield "prepare", put(state, place, commit=Asked(agent.joined.token, store.commit_revision))
     if agent.commit is not None:
@@ -141,7 +141,7 @@ def _follow(state: State, place: int, *, rules: Rules) -> Iterator[Step]:
     newer = world.generation > last if rules.only_newer else world.generation >= agent.generation
     waits = not agent.running or not rules.ends_first
     waits = waits and agent.member.state is MemberState.JOINING
-    waits = waits and not (rules.says_unheard(agent.member) and unheard_generation(world, member=agent.member))
+    waits = waits and not (rules.says_unheard(agent.member) and _unheard(state, place, world=world, rules=rules))
     if waits and world.phase is Phase.FORMED and newer and world.seat_of(NAMES[place]):
         yield "enter", _entered(state, place, world)
 
@@ -152,7 +152,7 @@ def _say(state: State, place: int, *, world: World | None, rules: Rules) -> Iter
     if agent.running:
         return
     member = agent.member
-    if unheard := unheard_generation(world, member=member):
+    if unheard := _unheard(state, place, world=world, rules=rules):
         if rules.says_unheard(member):
             yield "decline", _publish(state, place, dataclasses.replace(member, ended_generation=unheard))
         return
@@ -160,6 +160,12 @@ def _say(state: State, place: int, *, world: World | None, rules: Rules) -> Iter
     missed = missed_generation(world, agent=NAMES[place], ended=member.ended_generation, entered=entered)
     if missed and rules.says_missed:
         yield "miss", _publish(state, place, dataclasses.replace(member, ended_generation=missed))
+
+
+def _unheard(state: State, place: int, *, world: World | None, rules: Rules) -> int:
+    agent = state.agents[place]
+    since = rules.knows_since and agent.since > agent.seen_revision
+    return unheard_generation(world, member=agent.member, written_since=since)
 
 
 def _lead(state: State, place: int, *, rules: Rules) -> Iterator[Step]:
@@ -283,7 +289,7 @@ def registered(state: State, place: int) -> State:
     revision = state.store.revision + 1
     state = state._replace(store=state.store._replace(revision=revision))
     state = with_keys(state, place, Registered(state.agents[place].member, revision))
-    return put(state, place, term=None)
+    return put(state, place, term=None, since=revision)
 
 
 def newcomer(name: str) -> Agent:

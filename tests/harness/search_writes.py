@@ -37,6 +37,7 @@ class Rules:
     says_missed: bool = True
     says_unheard: Callable[[Member], bool] = lambda _member: True
     says_unsaid: bool = True
+    knows_since: bool = True
     ends_first: bool = True
 
 
