@@ -180,8 +180,8 @@ def holds(store: Store, compare: Compare) -> bool:
     raise AssertionError(f"the model's store does not know {compare}")
 
 
-def renumbered(state: State) -> State:
-    """The same state with the revisions 1, 2, 3 … in their order."""
+def _revisions(state: State) -> set[int]:
+    """All that are mentioned anywhere."""
     store = state.store
     seen = {store.world_revision, store.commit_revision, *(found.created for found in store.members if found)}
     for agent in state.agents:
@@ -193,7 +193,13 @@ def renumbered(state: State) -> State:
         for write in (agent.pending, agent.flight):
             if write is not None:
                 seen |= {write.created, write.world_revision, *write.leases}
-    order = {revision: number for number, revision in enumerate(sorted(seen | {0}))}
+    return seen
+
+
+def renumbered(state: State) -> State:
+    """The same state with the revisions 1, 2, 3 … in their order."""
+    store = state.store
+    order = {revision: number for number, revision in enumerate(sorted(_revisions(state) | {0}))}
     last = len(order) - 1
     if last == store.revision and max(order) == last:
         return state
