@@ -99,9 +99,15 @@ def cause_of(end: WorkerExit) -> Cause:
 
 
 def fault_of(exits: Sequence[WorkerExit]) -> Cause:
-    """What a generation broke on, from those that have ended: the first that is to blame, else a lost peer."""
+    """What a generation broke on, from those that have ended: the first that is to blame, else a lost peer.
+
+    Where all have ended in order though the agent did not ask for it, a worker was signalled, and told the others."""
     guilty = sorted((end for end in exits if end.meant not in _BLAMELESS), key=lambda end: end.order)
-    return cause_of(guilty[0]) if guilty else Cause.PEER_LOST
+    if guilty:
+        return cause_of(guilty[0])
+    meant = {end.meant for end in exits}
+    in_order = meant & {ExitCode.REGROUP, ExitCode.PREEMPTED} and ExitCode.PEER_LOST not in meant
+    return Cause.WORKER_SIGNAL if in_order else Cause.PEER_LOST
 
 
 def describe(end: WorkerExit) -> str:

@@ -173,11 +173,12 @@ def _shared(reports: Sequence[Reported]) -> list[Reported]:
 
 
 def _extend(history: tuple[Failure, ...], *, generation: int, reports: Sequence[Reported]) -> tuple[Failure, ...]:
-    """Add what is not yet there; forget what came before if the run has got further since."""
+    """Add what is not yet there, each to the generation it ended; forget what came before if the run got further."""
     known = {(failure.generation, failure.agent) for failure in history}
+    since = min((one.report.generation or generation for one in reports), default=generation)
     added = tuple(
         Failure(
-            generation=generation,
+            generation=one.report.generation or generation,
             agent=one.agent,
             step=one.report.step,
             signature=one.report.signature,
@@ -185,11 +186,11 @@ def _extend(history: tuple[Failure, ...], *, generation: int, reports: Sequence[
             bucket=_bucket(one.report),
         )
         for one in reports
-        if (generation, one.agent) not in known
-    )[: max(0, _MOST_OF_A_GENERATION - sum(failure.generation == generation for failure in history))]
-    earlier = [failure.step for failure in history if failure.generation < generation]
+        if (one.report.generation or generation, one.agent) not in known
+    )[: max(0, _MOST_OF_A_GENERATION - sum(failure.generation >= since for failure in history))]
+    earlier = [failure.step for failure in history if failure.generation < since]
     if added and earlier and max(failure.step for failure in added) > max(earlier):
-        history = tuple(failure for failure in history if failure.generation == generation)
+        history = tuple(failure for failure in history if failure.generation >= since)
     return history + added
 
 

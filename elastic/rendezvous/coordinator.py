@@ -6,18 +6,17 @@ agent's own thread calls the methods here; only `start`, `join`, `commit` and `w
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Callable, Collection
 
 from elastic.clock import SYSTEM_CLOCK, Clock
-from elastic.errors import Fenced, Preempted, StoreUnavailable
+from elastic.errors import Fenced
 from elastic.events import Emit
 from elastic.lease import LeasePage
 from elastic.rendezvous.arrival import arrive
 from elastic.rendezvous.commits import Commits
 from elastic.rendezvous.election import Election
-from elastic.rendezvous.ending import ending_of, missed_generation, unheard_end
+from elastic.rendezvous.ending import unheard_end
 from elastic.rendezvous.errors import JobClosed
 from elastic.rendezvous.hosting import Hosting
 from elastic.rendezvous.keys import Keys
@@ -34,28 +33,25 @@ from elastic.rendezvous.membership import (
     first_member,
     membership_in,
     regroup_of,
-    too_few_came,
 )
 from elastic.rendezvous.model import (
     FailureReport,
     Member,
     MemberState,
-    Phase,
     Seat,
     World,
     member_from_json,
 )
 from elastic.rendezvous.naming import NodeName
 from elastic.rendezvous.options import RendezvousOptions
-from elastic.rendezvous.patience import Patience
 from elastic.rendezvous.probe import ProbeListener
 from elastic.rendezvous.reaching import Reaching
 from elastic.rendezvous.registration import Keeper, Registration
+from elastic.rendezvous.waiting import Waiting
 from elastic.rendezvous.world_watch import WorldWatch
 
 __all__ = ["AgentIdentity", "CommitVerdict", "Coordinator", "JobClosed", "Membership", "Regroup"]
 
-_POLL_S = 0.1
 # etcd refuses requests above 1.5 MB; a traceback's end is what tells.
 _LONGEST_TEXT = 20_000
 
@@ -107,7 +103,17 @@ class Coordinator:
             report=self.report_unreachable,
             clock=clock,
         )
-        self._generation = self._seen_closed = 0
+        self._waiting = Waiting(
+            options=options,
+            registration=self._registration,
+            watch=self._watch,
+            election=self._election,
+            reaching=self._reaching,
+            members=self.members,
+            check=self.check,
+            clock=clock,
+        )
+        self._generation = 0
         self._joined: World | None = None
         self._asked_s = 0.0
 
@@ -151,7 +157,7 @@ class Coordinator:
             if not self.identity.named:
                 self._registration.note(state=MemberState.JOINING, store_port=self._hosting.offer())
             limit_s = self.options.connect_timeout_s
-            self._seen_closed = arrive(
+            self._waiting.seen_closed = arrive(
                 self._registration, watch=self._watch, keys=self._keys, clock=self._clock, limit_s=limit_s
             )
             self._watch.start()
@@ -186,7 +192,8 @@ class Coordinator:
             `interrupted` said so. StoreUnavailable: the store did not answer for that long.
         """
         self.ask(report)
-        world = self._await_seat(
+        world = self._waiting.seat(
+            after=self._generation,
             limit_s=self.options.join_timeout_s if timeout_s is None else timeout_s,
             interrupted=interrupted,
             at_once=report is not None,
@@ -194,19 +201,25 @@ class Coordinator:
         return self._enter(world)
 
     def ask(self, report: FailureReport | None = None) -> None:
-        """The first half of `join`: ask for a generation, and go on. `enter` is the other half."""
+        """The first half of `join`: ask for a generation, and go on. `enter` is the other half.
+
+        Where a seat is there already, nothing is said but that this agent's own workers have failed."""
         self._asked_s = self._clock.monotonic_s()
+        if report is not None:
+            report = dataclasses.replace(report, text=report.text[-_LONGEST_TEXT:], generation=self._generation)
+        if (report is None or not report.is_own) and self._waiting.goes_on(after=self._generation):
+            return
         self._registration.publish(
             state=MemberState.JOINING,
             ended_generation=self._generation,
             last_generation=self._generation,
-            report=None if report is None else dataclasses.replace(report, text=report.text[-_LONGEST_TEXT:]),
+            report=report,
             store_port=self._hosting.offer(),
         )
 
     def enter(self) -> Membership | None:
         """The generation asked for, once it is there. Does not wait for it. Raises JobClosed, StoreError."""
-        world = self._seated()
+        world = self._waiting.seated(after=self._generation)
         return None if world is None else self._enter(world)
 
     def regroup(self) -> Regroup | None:
@@ -238,7 +251,7 @@ class Coordinator:
         Say it before `join`, and anew when it changes while waiting without a seat. Taking a seat takes it back."""
         self._registration.publish(unreachable=tuple(sorted(agents)), unreachable_in=self._generation)
         if agents:
-            self._election.suspect(agents, among=self._nodes())
+            self._election.suspect(agents, among=self._waiting.nodes)
 
     def commit(self, value: str, *, timeout_s: float = 10.0) -> CommitVerdict:
         """Write the commit record, if this agent's generation is the newest one and its member key is there."""
@@ -264,61 +277,7 @@ class Coordinator:
 
     def wait_closed(self, timeout_s: float | None = None) -> JobClosed:
         """How the job ended, after `done`. Without news for `timeout_s` it succeeded: the final state is durable."""
-        self._watch.wait(lambda: self._closed() is not None, timeout_s=timeout_s)
-        return self._closed() or unheard_end(timeout_s)
-
-    def _await_seat(self, *, limit_s: float, interrupted: Callable[[], bool], at_once: bool) -> World:
-        now_s = self._clock.monotonic_s()
-        deadline_s, nodes = now_s + limit_s, self._nodes()
-        patience = Patience.at(now_s, pause_s=self.options.suspect_s, nodes=nodes, at_once=at_once)
-        while True:
-            self._watch.wait(self._settled, timeout_s=0.0 if patience.is_due(now_s) else _POLL_S)
-            if (world := self._seated()) is not None:
-                return world
-            now_s = self._clock.monotonic_s()
-            if interrupted():
-                raise Preempted("asked to leave while waiting for a generation")
-            if (newest := self._watch.world) is not None:
-                self._reaching.try_again(newest)
-                deadline_s = now_s + limit_s if newest.phase is Phase.FORMED else deadline_s
-            if now_s >= deadline_s:
-                trouble, least = self._registration.trouble, self.options.min_nodes
-                raise trouble or too_few_came(self.members, least=least, limit_s=limit_s)
-            if patience.is_due(now_s):
-                self._election.suspect(among=nodes)
-                patience = patience.after(now_s)
-
-    def _nodes(self) -> int:
-        """How many nodes there are, as far as this agent knows."""
-        world = self._watch.world
-        return max(self.options.min_nodes, world.nodes if world else 0)
-
-    def _settled(self) -> bool:
-        seated = self._seat_of(self._watch.world) is not None
-        return seated or self._watch.looks_apart or self._closed() is not None
-
-    def _seated(self) -> World | None:
-        """The world that this agent waits for, if it is there. What it was given and never saw, it ends: others wait.
-
-        Raises JobClosed, Fenced."""
-        self.check()
-        self._watch.check()
-        with contextlib.suppress(StoreUnavailable):
-            self._watch.look()
-        if (closed := self._closed()) is not None:
-            raise closed
-        world = self._watch.world
-        if self._seat_of(world) is not None:
-            return world
-        ended = self._registration.member.ended_generation
-        if missed := missed_generation(world, agent=self.identity.agent, ended=ended):
-            self._registration.publish(ended_generation=missed)
-        return None
-
-    def _seat_of(self, world: World | None) -> Seat | None:
-        if world is None or world.phase is not Phase.FORMED or world.generation <= self._generation:
-            return None
-        return world.seat_of(self.identity.agent)
+        return self._waiting.end_of_job(timeout_s=timeout_s) or unheard_end(timeout_s)
 
     def _enter(self, world: World) -> Membership:
         seat = world.seat_of(self.identity.agent)
@@ -328,10 +287,10 @@ class Coordinator:
         self._registration.note(last_generation=world.generation, report=None, unreachable=())
         seconds = self._clock.monotonic_s() - self._asked_s
         store = self._hosting.enter(hosts=seat.group_rank == 0)
+        if seat.group_rank == 0:
+            # A world that is formed directly needs a store that was not in use, most likely here again.
+            self._registration.say_soon(store_port=self._hosting.offer())
         return membership_in(world, seat=seat, seconds=seconds, store=store, leader=self.is_leader)
-
-    def _closed(self) -> JobClosed | None:
-        return ending_of(self._watch.world, agent=self.identity.agent, seen_closed=self._seen_closed)
 
     def _registered(self, after: Entry | None) -> None:
         if self.identity.named:

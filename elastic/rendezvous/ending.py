@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from elastic.events import Outcome
 from elastic.rendezvous.errors import JobClosed
-from elastic.rendezvous.model import Phase, World
+from elastic.rendezvous.model import Member, MemberState, Phase, World
 
 
 def ending_of(world: World | None, *, agent: str, seen_closed: int) -> JobClosed | None:
@@ -23,14 +23,35 @@ def ending_of(world: World | None, *, agent: str, seen_closed: int) -> JobClosed
     return JobClosed(outcome=outcome, exit_code=world.exit_code, reason=world.reason, text=world.text)
 
 
-def missed_generation(world: World | None, *, agent: str, ended: int) -> int:
-    """The generation that an agent without workers was given a seat in and has not ended, since it was over before the
-    agent saw it; 0: none. Until it says that it has ended this one, it is taken for a member at work."""
+def missed_generation(world: World | None, *, agent: str, ended: int, entered: int = 0) -> int:
+    """The generation that an agent without workers is yet to say that it has ended; 0: none. Until it does, it is taken
+    for a member at work.
+
+    It was given a seat in it, but that was over before the agent saw it; or it is the one that it `entered` last, and
+    the seat for which it had said nothing is not there any more."""
+    unsaid = entered if entered > ended else 0
     if world is None:
+        return unsaid
+    if world.phase is Phase.FORMED and world.generation > max(ended, entered) and world.seat_of(agent):
         return 0
     seated = world.generation if world.phase is Phase.OPEN and world.seat_of(agent) else 0
     owed = max((entry.generation for entry in world.left_out if entry.agent == agent), default=0)
-    return seated if seated > ended else owed if owed > ended else 0
+    return seated if seated > ended else max(unsaid, owed if owed > ended else 0)
+
+
+def unheard_generation(world: World | None, *, member: Member, written_since: bool) -> int:
+    """The generation that an agent without workers was given a seat in and must not take; 0: none. It ends this one,
+    so that its word is heard in it: it is done, or its own workers failed in the one before.
+
+    `written_since`: its keys were written anew after that world was. Others may have been told in between that it is
+    gone, and have gone on without it; they would take it for one that runs nothing.
+    """
+    if world is None or world.generation <= member.ended_generation or world.seat_of(member.agent) is None:
+        return 0
+    if member.state is MemberState.DONE:
+        return world.generation if world.phase is not Phase.CLOSED else 0
+    failed = world.direct and member.report is not None and member.report.is_own
+    return world.generation if world.phase is Phase.FORMED and (failed or written_since) else 0
 
 
 def unheard_end(timeout_s: float | None) -> JobClosed:

@@ -1,7 +1,8 @@
 """Machine: what the leader does next, from what it sees. The whole protocol's decisions, with their reasons.
 
     no world / CLOSED --enough nodes--> FORMED g --lost, failed, joined, left--> OPEN g --all back--> FORMED g' > g
-                                           +--------all done, or beyond help--------> CLOSED g <----------+
+                                          | +--------all done, or beyond help------> CLOSED g <----------+
+                                          +--lost, and nobody said anything--> FORMED g' > g
 
 Pure: `decide` looks at a view and names one verdict; the leader does it, looks again, and asks again.
 """
@@ -13,6 +14,7 @@ import dataclasses
 from elastic.events import Cause, Outcome
 from elastic.rendezvous import round_open
 from elastic.rendezvous.budget import Judgement
+from elastic.rendezvous.direct import form_directly, unasked
 from elastic.rendezvous.gathering import complaints, gather, rested, welcome
 from elastic.rendezvous.model import FailureReport, Member, Phase, ProbeResult, Seat, World
 from elastic.rendezvous.verdict import Close, Open, Probe, Verdict, Wait
@@ -155,14 +157,14 @@ def _lost(view: LeaderView, *, world: World, seats: Roster, judgement: Judgement
 
     It ends its own workers when it is cut off from the store for long; should the others stand still, they say so.
     """
-    unasked: list[Seat] = []
+    doubtful: list[Seat] = []
     dead: list[str] = []
     until_s: float | None = None
     for seat in seats.gone:
         absent_s = view.absent_s[seat.agent]
         answer = view.answer(seat.agent, since_s=absent_s)
         if answer is None or (now_s >= answer.at_s + view.limits.reprobe_s and answer.result is ProbeResult.ALIVE):
-            unasked.append(seat)
+            doubtful.append(seat)
         elif answer.result is not ProbeResult.ALIVE:
             dead.append(f"{seat.node} is gone: its lease ended and its agent is {answer.result}")
         elif now_s >= absent_s + view.limits.unconfirmed_s:
@@ -171,10 +173,16 @@ def _lost(view: LeaderView, *, world: World, seats: Roster, judgement: Judgement
             next_s = answer.at_s + view.limits.reprobe_s
             until_s = next_s if until_s is None else min(until_s, next_s)
     if dead:
-        return _open(world, cause=Cause.NODE_LOST, reason=listed(dead, by="; "), judgement=judgement)
-    if unasked:
-        agents = tuple(seat.agent for seat in unasked)
-        return Probe(agents=agents, reason=f"keys gone: {_nodes(tuple(unasked))}. Alive?")
+        reason = listed(dead, by="; ")
+        if len(dead) == len(seats.gone) and world.phase is Phase.FORMED:
+            direct = form_directly(view, world=world, seats=seats, reason=reason, judgement=judgement, now_s=now_s)
+            if direct is not None:
+                return direct
+        return _open(world, cause=Cause.NODE_LOST, reason=reason, judgement=judgement)
+    if doubtful:
+        others = unasked(view, seats=seats) if world.phase is Phase.FORMED else ()
+        agents = tuple(seat.agent for seat in (*doubtful, *others))
+        return Probe(agents=agents, reason=f"keys gone: {_nodes(tuple(doubtful))}. Alive?")
     if until_s is not None:
         return Wait(until_s=until_s, reason=f"{_nodes(seats.gone)} answers and has no key: its generation goes on")
     return None

@@ -126,6 +126,8 @@ def regroup_of(world: World | None, *, agent: str, generation: int) -> Regroup |
         reason = "the store has lost this job's world"
         return Regroup(cause=Cause.NODE_LOST, planned=False, reason=reason, generation=generation)
     closed = world.phase is Phase.CLOSED
+    if goes_on_in(world, agent=agent, after=generation):
+        return Regroup(cause=world.cause, planned=False, reason=world.reason, generation=world.generation)
     if world.generation != generation or world.seat_of(agent) is None:
         return Regroup(
             cause=world.cause,
@@ -138,6 +140,13 @@ def regroup_of(world: World | None, *, agent: str, generation: int) -> Regroup |
     if world.phase is Phase.FORMED:
         return None
     return Regroup(cause=world.cause, planned=world.planned, reason=world.reason, generation=generation, closed=closed)
+
+
+def goes_on_in(world: World, *, agent: str, after: int) -> bool:
+    """Whether a newer world has a seat for this agent, or may have one that it does not know yet. Pure."""
+    if world.phase is not Phase.FORMED or world.generation <= after:
+        return False
+    return world.seat_of(agent) is not None or (world.apart is not None and not world.seats)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -58,9 +58,10 @@ class ProbeResult(enum.StrEnum):
 class FailureReport:
     """Why an agent's workers ended, as the agent saw it.
 
-    `step` is the step reached, `committed_steps` how many the run committed since this agent started (0: none at all),
-    `signature` names the failure so that two can be compared, `text` is for people (a traceback). `node_local`: the
-    node is to blame (a full disk, a path that is not there), others may do without it.
+    `generation` is the one that it ended, however late it is heard (0: the one it is heard in). `step` is the step
+    reached, `committed_steps` how many the run committed since this agent started (0: none at all), `signature` names
+    the failure so that two can be compared, `text` is for people (a traceback). `node_local`: the node is to blame (a
+    full disk, a path that is not there), others may do without it.
     """
 
     cause: Cause
@@ -71,6 +72,12 @@ class FailureReport:
     exit_code: int | None = None
     committed_steps: int = 0
     node_local: bool = False
+    generation: int = 0
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the workers themselves failed: neither other agents nor the way to them are to blame."""
+        return self.cause not in (Cause.PEER_LOST, Cause.GROUP_FAILED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,6 +188,7 @@ class World:
 
     With `apart`, an agent that does not lead finds its own seat only here: count with `nodes` and `world_size`.
 
+    A `direct` world was formed while its members were at work in the last one: who has a seat was not heard before.
     An OPEN world is the generation that is being left; `planned` means that workers finish their step and save first,
     and `leaving` names the agents that go.
     """
@@ -193,6 +201,7 @@ class World:
     cause: Cause
     reason: str
     planned: bool = False
+    direct: bool = False
     leaving: tuple[str, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
     cut: tuple[Cut, ...] = ()

@@ -73,6 +73,8 @@ class Registration:
         self._thread = threading.Thread(target=self._run, name="elastic-lease", daemon=True)
         self._revision = 0
         self._asked = self._owes = False
+        self.since_revision = 0
+        """When this agent's keys were last written under a new lease: since then they are there."""
         self.valid_until_s = 0.0
         self.trouble: StoreUnavailable | None = None
 
@@ -127,6 +129,13 @@ class Registration:
             except StoreError as error:
                 self._note_trouble(error)
                 self._wake.set()
+
+    def say_soon(self, **fields: object) -> None:
+        """Like `publish`, by the thread."""
+        with self._writing:
+            self.note(**fields)
+            self._owes = True
+        self._wake.set()
 
     def look(self) -> None:
         """Renew now rather than when it is due: something says that the store has lost its data."""
@@ -199,7 +208,7 @@ class Registration:
             raise StoreUnavailable(f"{key} changed while it was being written; trying again")
         self._member = self._written = member
         self._owes = False
-        self._revision = done.revision
+        self._revision = self.since_revision = done.revision
         self._renewed(sent_s=sent_s, lasts_s=self._ttl_s)
         self._on_registered(done.replaced.get(last))
         return done

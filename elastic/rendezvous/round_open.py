@@ -43,7 +43,7 @@ def decide(view: LeaderView, *, world: World, seats: Roster, now_s: float) -> Ve
         return _too_few(view, gathering)
     reason = _reason(world, seats=seats, gathering=gathering, most=view.limits.max_nodes)
     cause = _cause(view, world=world, seats=seats)
-    return _form(view, gathering=gathering, cause=cause, reason=reason, judgement=judged)
+    return form(view, gathering=gathering, cause=cause, reason=reason, judgement=judged)
 
 
 def start(
@@ -66,7 +66,7 @@ def start(
         reason = f"nodes here: {len(joiners)}, no other came for {limits.first_wait_s:g} s"
     if gathering.cut_off:
         reason += f"; {_cut_words(gathering)}"
-    return _form(view, gathering=gathering, cause=cause, reason=reason, judgement=judgement)
+    return form(view, gathering=gathering, cause=cause, reason=reason, judgement=judgement)
 
 
 def reports(view: LeaderView, *, seats: Roster) -> list[Reported]:
@@ -146,7 +146,16 @@ def _await(view: LeaderView, *, world: World, seats: Roster, now_s: float) -> Ve
     return Wait(until_s=next_s, reason=f"waiting for {nodes}: alive, not back yet")
 
 
-def _form(view: LeaderView, *, gathering: Gathering, cause: Cause, reason: str, judgement: Judgement | None) -> Form:
+def form(
+    view: LeaderView,
+    *,
+    gathering: Gathering,
+    cause: Cause,
+    reason: str,
+    judgement: Judgement | None,
+    direct: bool = False,
+) -> Form:
+    """The next world. `direct`: those at work go on in it without having been heard."""
     old = view.world if view.world and view.world.phase is not Phase.CLOSED else None
     barred = old.barred if old else ()
     if judgement is not None and judgement.exit_code is not None and judgement.alone is not None:
@@ -163,6 +172,7 @@ def _form(view: LeaderView, *, gathering: Gathering, cause: Cause, reason: str, 
         store_port=first.store_port,
         cause=cause,
         reason=reason,
+        direct=direct,
         left_out=_left_out(view, old=old, seats=seats),
         cut=cuts_after(old, view=view, gathering=gathering, seated={seat.agent for seat in seats}),
         barred=barred[-_MOST_BARRED:],

@@ -23,6 +23,7 @@ class Limits:
     late_wait_s: for a member that answers but is not back. planned_wait_s: the same while workers finish and save.
     unconfirmed_limit_s: how long workers may go on while their agent's lease is not certain. reprobe_s: until an
     answer counts as old.
+    ask_all_up_to: of so many seats all are asked before a world is formed directly; of more, none.
     no_progress_limit: failures without getting past a step that end the job. bucket_limit: generations without
     progress that one reason may end.
     """
@@ -34,6 +35,7 @@ class Limits:
     planned_wait_s: float = 120.0
     unconfirmed_limit_s: float = 300.0
     reprobe_s: float = 1.0
+    ask_all_up_to: int = 32
     no_progress_limit: int = 3
     bucket_limit: int = 10
 

@@ -26,6 +26,8 @@ class WorldWatch:
         self._world: World | None = None
         self._unreadable: StoreError | None = None
         self.known = False
+        self.revision = 0
+        """When the newest world known was written."""
 
     @property
     def world(self) -> World | None:
@@ -109,6 +111,7 @@ class WorldWatch:
             try:
                 world = world_from_json(update.entries[-1].value) if update.entries else None
                 self._world = self._seated(world) if world and world.apart else world
+                self.revision = update.entries[-1].mod_revision if update.entries else 0
                 self._unreadable = None
             except StoreError as error:
                 self._unreadable = error

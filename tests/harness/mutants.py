@@ -9,7 +9,7 @@ from typing import Any
 from elastic.rendezvous import round_open, seating, view
 from elastic.rendezvous.fences import commit_fence, restore_fence, world_fence, world_write
 from elastic.rendezvous.model import MemberState
-from tests.harness.search import at_work, beginning, forgotten
+from tests.harness.search import at_work, beginning, forgotten, losing
 from tests.harness.search_state import State
 from tests.harness.search_writes import Rules
 
@@ -101,7 +101,7 @@ MUTANTS = (
     Mutant(
         name="a watch goes on after a gap without telling all there is",
         rules=Rules(reset_after_gap=False),
-        breaks="not placed in the end: open",
+        breaks="not placed in the end",
     ),
     Mutant(
         name="an agent enters any world that it has a seat in",
@@ -123,6 +123,35 @@ MUTANTS = (
         rules=Rules(says_missed=False),
         breaks="not placed in the end: formed 2",
         start=lambda _rules: beginning(),
+    ),
+    Mutant(
+        name="an agent enters a world before its workers of the last one have ended",
+        rules=Rules(ends_first=False),
+        breaks="while its workers of 1 run",
+    ),
+    Mutant(
+        name="an agent whose workers failed takes a seat that it was given before that was heard",
+        rules=Rules(says_unheard=lambda member: member.report is None),
+        breaks="in generation 1 was never heard",
+    ),
+    Mutant(
+        name="an agent that is done does not say so again of a generation that it was given later",
+        rules=Rules(says_unheard=lambda member: member.report is not None),
+        breaks="not placed in the end",
+        long=True,
+    ),
+    Mutant(
+        name="an agent that said nothing for a seat that is there no more goes on saying nothing",
+        rules=Rules(says_unsaid=False),
+        breaks="not placed in the end",
+        start=losing,
+    ),
+    Mutant(
+        name="an agent takes a seat though its keys were gone since that was given",
+        rules=Rules(knows_since=False),
+        breaks="has a seat in 3 and still runs 1",
+        start=lambda _rules: beginning(),
+        long=True,
     ),
     Mutant(
         name="a generation is one more than the last world's, whatever members know",

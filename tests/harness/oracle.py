@@ -9,7 +9,7 @@ import itertools
 import re
 from collections.abc import Collection
 
-from elastic.rendezvous.model import Member, MemberState, World
+from elastic.rendezvous.model import Member, MemberState, Phase, World
 
 PAUSES_S = (5, 10, 20, 40)
 LONGEST_PAUSE_S = 60
@@ -100,9 +100,21 @@ class Oracle:
         filled = [agent or (queue.pop(0) if queue else "") for agent in kept]
         return [agent for agent in filled + queue if agent]
 
+    def must_be_heard(self, old: World, members: Collection[Member]) -> bool:
+        """Whether some member of this world has said something, so that the next one is formed only when all have."""
+        seated = [member for member in members if old.seat_of(member.agent)]
+        return any(
+            member.state is not MemberState.JOINING
+            or member.ended_generation >= old.generation
+            or any(self._names(member, other, old) for other in seated)
+            for member in seated
+        )
+
     def _asked(self, member: Member, old: World | None) -> bool:
         if member.state is not MemberState.JOINING:
             return False
+        if old is not None and old.phase is Phase.FORMED and old.seat_of(member.agent):
+            return True
         if old is not None and any(seat.agent == member.agent for seat in old.seats):
             return member.ended_generation >= old.generation
         return member.ended_generation >= max(member.last_generation, self._owes.get(member.agent, 0))

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from elastic.rendezvous.model import Phase
+from elastic.rendezvous.model import MemberState, Phase
 from tests.harness.search_state import NAMES, Agent, State, Store, renumbered
 from tests.harness.search_steps import FAULTS, following, newcomer, registered
 from tests.harness.search_writes import Rules, Violation, put
@@ -46,6 +46,14 @@ def forgotten(rules: Rules) -> State:
     state = at_work(rules)
     names = ("wipe", "see a", "see b", "see c", "register a", "register b", "register c", "find a")
     for name in names:
+        state = renumbered(dict(following(state, rules=rules, most_faults=1))[name])
+    return state
+
+
+def losing(rules: Rules) -> State:
+    """A member has died and is gone; the leader is about to write the next world, while the others are at work."""
+    state = at_work(rules)
+    for name in ("crash c", "expire c", "members a", "decide a"):
         state = renumbered(dict(following(state, rules=rules, most_faults=1))[name])
     return state
 
@@ -137,6 +145,9 @@ def _check_settles(state: State, *, rules: Rules) -> None:
         lost = []
     else:
         lost = [agent for agent in live if not _placed(agent, end)]
+        if world is None:
+            # Who is done and hears of no end, ends: its final state is durable.
+            lost = [agent for agent in lost if agent.member.state is not MemberState.DONE]
     if lost:
         names = ", ".join(agent.member.agent for agent in lost)
         where = f"{world.phase} {world.generation}" if world else "no world"

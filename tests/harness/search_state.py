@@ -72,6 +72,7 @@ class Asked(NamedTuple):
 class Agent(NamedTuple):
     """One agent. `member` is what its key should say, `joined` the last generation entered.
 
+    `since` is the revision that its keys were last written anew at, `seen_revision` that of the world seen last.
     `flight` and `late` are a world and a commit that were sent and never answered: they may still arrive, even after
     their sender has died. `restoring`: it has found that it may write the lost world again.
     """
@@ -82,6 +83,8 @@ class Agent(NamedTuple):
     running: bool = False
     told: bool = False
     seen: World | str | None = UNKNOWN
+    seen_revision: int = 0
+    since: int = 0
     commit: Asked | None = None
     late: Asked | None = None
     restoring: bool = False
@@ -177,11 +180,12 @@ def holds(store: Store, compare: Compare) -> bool:
     raise AssertionError(f"the model's store does not know {compare}")
 
 
-def renumbered(state: State) -> State:
-    """The same state with the revisions 1, 2, 3 … in their order."""
+def _revisions(state: State) -> set[int]:
+    """All that are mentioned anywhere."""
     store = state.store
     seen = {store.world_revision, store.commit_revision, *(found.created for found in store.members if found)}
     for agent in state.agents:
+        seen |= {agent.seen_revision, agent.since}
         if agent.term is not None:
             seen |= {agent.term.created, agent.term.world_revision}
             seen |= {found.created for found in agent.term.members if found}
@@ -189,7 +193,13 @@ def renumbered(state: State) -> State:
         for write in (agent.pending, agent.flight):
             if write is not None:
                 seen |= {write.created, write.world_revision, *write.leases}
-    order = {revision: number for number, revision in enumerate(sorted(seen | {0}))}
+    return seen
+
+
+def renumbered(state: State) -> State:
+    """The same state with the revisions 1, 2, 3 … in their order."""
+    store = state.store
+    order = {revision: number for number, revision in enumerate(sorted(_revisions(state) | {0}))}
     last = len(order) - 1
     if last == store.revision and max(order) == last:
         return state
@@ -223,6 +233,8 @@ def renumbered(state: State) -> State:
                 pending=written(agent.pending),
                 flight=written(agent.flight),
                 commit=asked(agent.commit),
+                seen_revision=order[agent.seen_revision],
+                since=order[agent.since],
                 late=asked(agent.late),
             )
         )

@@ -10,9 +10,9 @@ import dataclasses
 from collections.abc import Iterator
 
 from elastic.events import Cause
-from elastic.rendezvous.ending import missed_generation
+from elastic.rendezvous.ending import missed_generation, unheard_generation
 from elastic.rendezvous.lost_world import restorable
-from elastic.rendezvous.membership import regroup_of
+from elastic.rendezvous.membership import goes_on_in, regroup_of
 from elastic.rendezvous.model import FailureReport, Member, MemberState, Phase, ProbeResult, World
 from elastic.rendezvous.verdict import Evict, Probe, Wait
 from elastic.rendezvous.view import LeaderView, with_probes
@@ -34,7 +34,8 @@ from tests.harness.search_state import (
 from tests.harness.search_writes import Rules, Violation, commit, put, restore, with_keys, without_keys, write
 
 PEER_LOST = FailureReport(cause=Cause.PEER_LOST, rank=0, step=1, signature="")
-FAULTS = ("crash", "lose-lease", "fail", "cut", "delay", "delay-commit", "wipe")
+BROKEN = FailureReport(cause=Cause.WORKER_EXIT, rank=0, step=1, signature="E", committed_steps=1)
+FAULTS = ("crash", "lose-lease", "fail", "break", "finish-first", "cut", "delay", "delay-commit", "wipe")
 
 
 Step = tuple[str, State]
@@ -93,6 +94,9 @@ def _faults(state: State, place: int) -> Iterator[Step]:
         yield "lose-lease", without_keys(state, place)
     if agent.running:
         yield "fail", _ended(state, place, report=PEER_LOST)
+        yield "break", _ended(state, place, report=dataclasses.replace(BROKEN, generation=agent.generation))
+        if not _finishing(state):
+            yield "finish-first", _done(state, place)
         others = [name for name in NAMES if name != NAMES[place]]
         said = dataclasses.replace(agent.member, unreachable=(others[place % 2],), unreachable_in=agent.generation)
         yield "cut", _publish(state, place, said)
@@ -103,8 +107,8 @@ def _follow(state: State, place: int, *, rules: Rules) -> Iterator[Step]:
     agent, store = state.agents[place], state.store
     if store.members[place] is None and rules.register_again and not agent.told:
         yield "register", registered(state, place)
-    if agent.seen != store.world:
-        yield "see", put(state, place, seen=store.world)
+    if (agent.seen, agent.seen_revision) != (store.world, store.world_revision):
+        yield "see", put(state, place, seen=store.world, seen_revision=store.world_revision)
     if agent.running and agent.commit is None and agent.joined is not None:
         yield "prepare", put(state, place, commit=Asked(agent.joined.token, store.commit_revision))
     if agent.commit is not None:
@@ -122,19 +126,46 @@ def _follow(state: State, place: int, *, rules: Rules) -> Iterator[Step]:
             yield "find", put(state, place, restoring=True)
         if agent.running and rules.regroup:
             yield "end", _ended(state, place, report=None)
+        yield from _say(state, place, world=None, rules=rules)
         return
     if world.phase is Phase.CLOSED:
         yield "hear", put(state, place, told=True, running=False)
         return
-    missed = missed_generation(world, agent=NAMES[place], ended=agent.member.ended_generation)
-    if not agent.running and missed and rules.says_missed:
-        yield "miss", _publish(state, place, dataclasses.replace(agent.member, ended_generation=missed))
+    yield from _say(state, place, world=world, rules=rules)
+    if agent.running and _finishing(state):
+        yield "finish", _done(state, place)
     over = regroup_of(world, agent=NAMES[place], generation=agent.generation) is not None
     if agent.running and over and rules.regroup:
         yield "end", _ended(state, place, report=None)
-    newer = world.generation > agent.generation if rules.only_newer else world.generation >= agent.generation
-    if not agent.running and world.phase is Phase.FORMED and newer and world.seat_of(NAMES[place]):
+    last = max(agent.generation, agent.member.ended_generation)
+    newer = world.generation > last if rules.only_newer else world.generation >= agent.generation
+    waits = not agent.running or not rules.ends_first
+    waits = waits and agent.member.state is MemberState.JOINING
+    waits = waits and not (rules.says_unheard(agent.member) and _unheard(state, place, world=world, rules=rules))
+    if waits and world.phase is Phase.FORMED and newer and world.seat_of(NAMES[place]):
         yield "enter", _entered(state, place, world)
+
+
+def _say(state: State, place: int, *, world: World | None, rules: Rules) -> Iterator[Step]:
+    """An agent without workers says what it owes, see Waiting."""
+    agent = state.agents[place]
+    if agent.running:
+        return
+    member = agent.member
+    if unheard := _unheard(state, place, world=world, rules=rules):
+        if rules.says_unheard(member):
+            yield "decline", _publish(state, place, dataclasses.replace(member, ended_generation=unheard))
+        return
+    entered = agent.generation if rules.says_unsaid else 0
+    missed = missed_generation(world, agent=NAMES[place], ended=member.ended_generation, entered=entered)
+    if missed and rules.says_missed:
+        yield "miss", _publish(state, place, dataclasses.replace(member, ended_generation=missed))
+
+
+def _unheard(state: State, place: int, *, world: World | None, rules: Rules) -> int:
+    agent = state.agents[place]
+    since = rules.knows_since and agent.since > agent.seen_revision
+    return unheard_generation(world, member=agent.member, written_since=since)
 
 
 def _lead(state: State, place: int, *, rules: Rules) -> Iterator[Step]:
@@ -203,12 +234,42 @@ def _entered(state: State, place: int, world: World) -> State:
     agent = state.agents[place]
     if world.generation <= agent.generation:
         raise Violation(f"{NAMES[place]} enters generation {world.generation} after {agent.generation}")
+    if agent.running:
+        raise Violation(f"{NAMES[place]} enters {world.generation} while its workers of {agent.generation} run")
+    report = agent.member.report
+    heard = {(failure.generation, failure.agent) for failure in world.failures}
+    own = world.direct and report is not None and report.is_own
+    if own and (report.generation, NAMES[place]) not in heard:
+        raise Violation(f"a failure of {NAMES[place]} in generation {report.generation} was never heard")
     member = dataclasses.replace(agent.member, last_generation=world.generation, report=None, unreachable=())
-    return put(state, place, member=member, joined=world, running=True)
+    state = put(state, place, joined=world, running=True)
+    # Who hosts the workers' store writes where the next one is; the others write nothing.
+    hosts = world.seats[0].agent == NAMES[place]
+    return _publish(state, place, member) if hosts else put(state, place, member=member)
+
+
+def _finishing(state: State) -> bool:
+    """Some agent is done: then all are, at the same step."""
+    return any(agent.member.state is MemberState.DONE for agent in state.agents)
+
+
+def _done(state: State, place: int) -> State:
+    agent = state.agents[place]
+    said = dataclasses.replace(
+        agent.member,
+        state=MemberState.DONE,
+        ended_generation=agent.generation,
+        last_generation=agent.generation,
+        report=None,
+    )
+    return _publish(put(state, place, running=False, commit=None), place, said)
 
 
 def _ended(state: State, place: int, *, report: FailureReport | None) -> State:
     agent = state.agents[place]
+    own = report is not None and report.is_own
+    if not own and isinstance(agent.seen, World) and goes_on_in(agent.seen, agent=NAMES[place], after=agent.generation):
+        return put(state, place, running=False)  # nothing need be said
     said = dataclasses.replace(
         agent.member, ended_generation=agent.generation, last_generation=agent.generation, report=report
     )
@@ -228,7 +289,7 @@ def registered(state: State, place: int) -> State:
     revision = state.store.revision + 1
     state = state._replace(store=state.store._replace(revision=revision))
     state = with_keys(state, place, Registered(state.agents[place].member, revision))
-    return put(state, place, term=None)
+    return put(state, place, term=None, since=revision)
 
 
 def newcomer(name: str) -> Agent:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from elastic.rendezvous import machine
 from elastic.rendezvous.fences import commit_fence, restore_fence, world_fence, world_write
 from elastic.rendezvous.kv import Compare, Entry, Op, Put
+from elastic.rendezvous.model import Member
 from elastic.rendezvous.verdict import Close, Evict, Form, Open
 from elastic.rendezvous.view import LeaderView, Limits, observe
 from tests.harness.search_state import KEYS, NAMES, Asked, Pending, Registered, State, holds
@@ -34,6 +35,10 @@ class Rules:
     regroup: bool = True
     register_again: bool = True
     says_missed: bool = True
+    says_unheard: Callable[[Member], bool] = lambda _member: True
+    says_unsaid: bool = True
+    knows_since: bool = True
+    ends_first: bool = True
 
 
 def put(state: State, place: int, **fields: object) -> State:
@@ -88,7 +93,7 @@ def _check_write(state: State, place: int, *, verdict: Open | Form | Close, pend
         for seat in world.seats:
             agent = state.agents[NAMES.index(seat.agent)]
             same = agent.joined is not None and agent.joined.token == world.token
-            if agent.up and agent.running and not same:
+            if agent.up and agent.running and not same and not world.direct:
                 raise Violation(f"{seat.agent} has a seat in {world.generation} and still runs {agent.generation}")
     if before is not None and world.generation < before.generation:
         raise Violation(f"generation {world.generation} written over {before.generation}")

@@ -111,8 +111,10 @@ class Simulation:
         raise AssertionError(f"the leader does not come to rest: {verdicts[-4:]}")
 
     def _seat(self, world: World) -> None:
-        """Taking a seat takes back what an agent said before; its key says so when it is next written."""
+        """Taking a seat takes back what an agent said before; its key says so when it is next written. Who hosts the
+        workers' store writes at once where the next one is."""
         self._seated |= {seat.agent for seat in world.seats}
+        self._change(world.seats[0].agent, last_generation=world.generation)
 
     def _change(self, agent: str, **fields: object) -> None:
         if agent in self._seated:
@@ -131,5 +133,6 @@ def report_of(words: dict[str, str]) -> FailureReport:
         text="Traceback of " + words.get("signature", "nothing"),
         exit_code=int(words["exit"]) if "exit" in words else None,
         committed_steps=int(words.get("committed", "1")),
+        generation=int(words.get("generation", "0")),
         node_local="local" in words,
     )

@@ -4,8 +4,9 @@ A file holds blocks: command lines, `----`, the verdicts that follow, a blank li
 `python -m tests.harness.transcripts --rewrite` and read the difference.
 
 Commands: limits min=1 max=4 [first= late= planned= no_progress= bucket=] · join NODE [as=AGENT slots= root= ended=] ·
-back AGENT · fail AGENT [cause= step= signature= exit= committed= local=] · lose AGENT · leave AGENT · done AGENT ·
-tick SECONDS · probe AGENT alive|refused|silent · cut AGENT[,AGENT] [OTHER …] · leader-change [AGENT] · wipe
+back AGENT · fail AGENT [cause= step= signature= exit= committed= generation= local=] · lose AGENT · leave AGENT ·
+done AGENT · tick SECONDS · probe AGENT alive|refused|silent · cut AGENT[,AGENT] [OTHER …] · leader-change [AGENT] ·
+wipe
 """
 
 from __future__ import annotations

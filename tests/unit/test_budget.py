@@ -35,6 +35,15 @@ def test_what_nobody_did_spends_its_own_bucket_where_all_are_there(cause):
     assert codes(run(reports, whole=False)) == [None] * 10
 
 
+def test_a_failure_counts_once_and_for_the_generation_that_it_ended():
+    late = said("a", generation=1)
+    first, again = run([[], [late]])[-1], run([[said("a")], [late]])[-1]
+    assert [failure.generation for failure in first.history] == [1]
+    assert [failure.generation for failure in again.history] == [1]
+    both = run([[said("a", step=5)], [said("b", step=6, generation=1), late]])[-1]
+    assert [(failure.generation, failure.agent) for failure in both.history] == [(1, "a"), (1, "b")], "no progress"
+
+
 def test_buckets_do_not_mix():
     each = [[said("a", Cause.PEER_LOST)], [said("a", Cause.GROUP_FAILED)], [said("a"), said("b")]]
     assert codes(run(each * 2, whole=True, bucket_limit=3, no_progress_limit=3)) == [None] * 6

@@ -162,7 +162,7 @@ def test_all_leases_end_at_once_and_the_generation_stays(make_job, server):
     for agent in (a, b):
         server.drop_lease(agent.coordinator.lease)
     for agent in (a, b):
-        agent.coordinator._registration.publish()
+        agent.coordinator._registration.publish(exporter="writes again")
     assert len(a.coordinator.members()) == 2
     c = job.add("c")
     job.expect([a, b, c], size=3, after=1)

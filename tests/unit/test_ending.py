@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 
 from elastic.events import Cause
-from elastic.rendezvous.ending import ending_of, missed_generation
+from elastic.rendezvous.ending import ending_of, missed_generation, unheard_generation
 from elastic.rendezvous.memory import MemoryServer, MemoryStore
-from elastic.rendezvous.model import Barred, LeftOut, Phase, Seat, World
+from elastic.rendezvous.model import Barred, FailureReport, LeftOut, Member, MemberState, Phase, Seat, World
 from tests.harness.agents import Job
 
 SEAT = Seat(agent="a", node="a", address="", probe_port=0, slots=1, group_rank=0, base_rank=0)
@@ -41,6 +41,45 @@ def test_a_seat_that_was_never_taken_is_given_back(change, missed):
     assert missed_generation(world, agent="a", ended=0) == missed
     assert missed_generation(world, agent="a", ended=4) == 0
     assert missed_generation(None, agent="a", ended=0) == 0
+
+
+def test_who_said_nothing_for_a_seat_that_is_there_no_more_says_so_then():
+    assert missed_generation(WORLD, agent="a", ended=2, entered=3) == 0, "it is there"
+    assert missed_generation(WORLD, agent="b", ended=2, entered=3) == 3
+    assert missed_generation(None, agent="a", ended=2, entered=3) == 3
+    assert missed_generation(None, agent="a", ended=3, entered=3) == 0
+    assert missed_generation(WORLD, agent="a", ended=3, entered=4) == 4, "the store holds again what was over"
+    opened = dataclasses.replace(WORLD, phase=Phase.OPEN)
+    assert missed_generation(opened, agent="a", ended=2, entered=3) == 4, "the later one of the two"
+
+
+DIRECT = dataclasses.replace(WORLD, direct=True)
+MEMBER = Member(
+    agent="a", node="a", address="", slots=1, probe_port=0, store_port=0, lease=1, ended_generation=2, last_generation=3
+)
+BROKEN = FailureReport(cause=Cause.WORKER_SIGNAL, rank=0, step=1, signature="E", generation=3)
+
+
+@pytest.mark.parametrize(
+    ("world", "member", "since", "unheard"),
+    [
+        (DIRECT, {}, False, 0),
+        (DIRECT, {"report": BROKEN}, False, 4),
+        (DIRECT, {"report": BROKEN, "ended_generation": 4}, False, 0),
+        (DIRECT, {"report": dataclasses.replace(BROKEN, cause=Cause.GROUP_FAILED)}, False, 0),
+        (WORLD, {"report": BROKEN}, False, 0),
+        (WORLD, {}, True, 4),
+        (dataclasses.replace(WORLD, phase=Phase.OPEN), {}, True, 0),
+        (WORLD, {"state": MemberState.DONE}, False, 4),
+        (dataclasses.replace(WORLD, phase=Phase.OPEN), {"state": MemberState.DONE}, False, 4),
+        (dataclasses.replace(WORLD, phase=Phase.CLOSED), {"state": MemberState.DONE}, False, 0),
+        (dataclasses.replace(WORLD, seats=()), {"state": MemberState.DONE}, True, 0),
+        (None, {}, True, 0),
+    ],
+)
+def test_what_keeps_an_agent_from_taking_a_seat(world, member, since, unheard):
+    member = dataclasses.replace(MEMBER, **member)
+    assert unheard_generation(world, member=member, written_since=since) == unheard
 
 
 def test_an_agent_that_never_saw_its_generation_gets_into_the_next():

@@ -126,7 +126,7 @@ def test_a_spare_that_leads_writes_it_again(job, server):
     job.until(lambda: len(spare.coordinator.members()) == NODES + 1, what="the spare's key")
     for agent in agents:
         server.drop_lease(agent.coordinator.lease)
-        agent.coordinator._registration.publish()
+        agent.coordinator._registration.publish(exporter="writes again")
     job.until(lambda: spare.coordinator.is_leader, what="the spare has the oldest key")
     world = spare.coordinator.world()
     job.until(lambda: len(spare.coordinator.known_seats(world)) == NODES, what="it has read the seats")

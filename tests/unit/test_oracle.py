@@ -16,12 +16,13 @@ from tests.harness.simulation import Simulation
 
 NODES = [f"node{number}" for number in (1, 2, 9, 10, 11, 20)]
 VERBS = ["join", "back", "fail", "lose", "leave", "cut", "heal", "tick", "probe", "rest", "leader", "wipe"]
-VERBS += ["join", "round", "round", "round", "cut round", "cut round", "mend", "mend", "rest"]
+VERBS += ["join", "round", "round", "round", "cut round", "cut round", "mend", "mend", "rest", "die", "die"]
 FEW, MANY = 150, 6000
 
 
 class Schedule:
-    """One job, one seed. `formed` counts the worlds compared, `cuts` those that left somebody out for a cut."""
+    """One job, one seed. `formed` counts the worlds compared, `cuts` those that left somebody out for a cut, `direct`
+    those that were formed while their members were at work."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -30,7 +31,7 @@ class Schedule:
         self.job = Simulation(self.limits)
         self.job.on_verdict = self._compare
         self.oracle = Oracle(min_nodes=low, max_nodes=self.limits.max_nodes)
-        self.leader, self.agents, self.formed, self.cuts = "", 0, 0, 0
+        self.leader, self.agents, self.formed, self.cuts, self.direct = "", 0, 0, 0, 0
 
     def run(self, events: int = 60) -> None:
         for _event in range(events):
@@ -49,12 +50,16 @@ class Schedule:
             self.oracle.begin_anew()
             old = None
         told = {"members": members, "barred": {barred.agent for barred in new.barred}, "now_s": self.job.now_s}
+        assert new.direct == (old is not None and old.phase is Phase.FORMED)
+        if new.direct:
+            assert not self.oracle.must_be_heard(old, members)
         expected = self.oracle.next_world(old, leader=self.leader, **told)
         assert [seat.agent for seat in new.seats] == expected
         assert len(expected) >= self.limits.min_nodes
         self.oracle.formed(old, new=new, **told)
         self.formed += 1
         self.cuts += bool(new.cut)
+        self.direct += new.direct
 
     def _happen(self, verb: str) -> None:
         job, agent = self.job, self.random.choice([*self.job.members, ""])
@@ -67,6 +72,10 @@ class Schedule:
             job.tick(self.random.choice([0.5, 3.0, 6.0] if verb == "tick" else [12.0, 25.0, 45.0, 130.0]))
         elif verb in ("round", "cut round"):
             self._round(cut=verb == "cut round")
+        elif verb == "die" and agent:
+            job.lose(agent)
+            job.settle()
+            self._answer()
         elif verb == "mend":
             for name in job.members:
                 job.cut(name)
@@ -125,6 +134,10 @@ class Schedule:
         self.job.change_leader(leader)
         self.oracle.new_leader(self.job.now_s)
 
+    def _answer(self) -> None:
+        for agent in list(self.job.asked):
+            self.job.probe(agent, ProbeResult.ALIVE if agent in self.job.members else ProbeResult.REFUSED)
+
     def _calm(self) -> None:
         """Nothing goes wrong any more, all cuts are mended: every agent that wants a place gets one, up to the most."""
         job = self.job
@@ -138,8 +151,7 @@ class Schedule:
                     if world is None or world.phase is not Phase.FORMED or world.seat_of(agent) is None:
                         self._end(agent, None)
                 job.settle()
-                for agent in list(job.asked):
-                    job.probe(agent, ProbeResult.ALIVE if agent in job.members else ProbeResult.REFUSED)
+                self._answer()
                 job.settle()
             job.tick(130.0)
             job.settle()
@@ -159,16 +171,17 @@ class Schedule:
 
 
 def compare(seeds: range) -> None:
-    formed = cuts = 0
+    formed = cuts = direct = 0
     for seed in seeds:
         schedule = Schedule(seed)
         try:
             schedule.run()
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error}") from error
-        formed, cuts = formed + schedule.formed, cuts + schedule.cuts
+        formed, cuts, direct = formed + schedule.formed, cuts + schedule.cuts, direct + schedule.direct
     assert formed > 2 * len(seeds)
     assert cuts > len(seeds) / 10
+    assert direct > len(seeds) / 10, direct
 
 
 def test_some_schedules():

@@ -1,21 +1,23 @@
 """Every order of events of a small world: two worlds never share a generation, nothing old is accepted, all are placed.
 
-Three agents, up to ten steps, at most two faults (an agent dies, a lease ends, workers fail, a cut between agents, a
-world or a commit whose answer is lost and that arrives later, a wiped store). Watches lag, leaders and commits pause
-anywhere.
+Three agents, up to ten steps, at most two faults (an agent dies, a lease ends, workers lose a peer or fail, one is done
+before the others, a cut between agents, a world or a commit whose answer is lost and that arrives later, a wiped
+store). Watches lag, leaders and commits pause anywhere.
 """
 
 from __future__ import annotations
 
 import pytest
 
+from elastic.rendezvous.view import Limits
 from tests.harness.mutants import MUTANTS
-from tests.harness.search import at_work, beginning, forgotten, search
+from tests.harness.search import at_work, beginning, forgotten, losing, search
 from tests.harness.search_steps import FAULTS
 from tests.harness.search_writes import Rules
 
 STARTS = [pytest.param(beginning, id="first_start"), pytest.param(lambda: at_work(Rules()), id="at_work")]
-STARTS += [pytest.param(lambda: forgotten(Rules()), id="forgotten")]
+STARTS += [pytest.param(lambda: forgotten(Rules()), id="forgotten"), pytest.param(lambda: losing(Rules()), id="losing")]
+NOBODY_ASKED = Rules(limits=Limits(min_nodes=1, max_nodes=3, first_wait_s=1.0, ask_all_up_to=0))
 STEPS = {"see", "enter", "end", "register", "prepare", "commit", "stand", "read", "members", "decide", "write", "time"}
 
 
@@ -47,6 +49,15 @@ def test_all_of_a_generation_at_work():
     found = search(at_work(Rules()), rules=Rules(), depth=10, most_faults=2, most_states=200_000, settle_each=100)
     fired = check(found, at_least=200_000)
     assert {*FAULTS, *STEPS, "expire", "find", "restore"} - {"enter", "delay"} <= set(fired)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("rules", [Rules(), NOBODY_ASKED], ids=["few", "many"])
+def test_all_of_a_world_that_is_formed_directly(rules):
+    """Of many, members are not asked before it is: some of them may be dead too."""
+    found = search(losing(rules), rules=rules, depth=10, most_faults=3, most_states=200_000, settle_each=100)
+    fired = check(found, at_least=100_000)
+    assert {*FAULTS, *STEPS, "expire", "miss", "decline", "finish"} <= set(fired)
 
 
 @pytest.mark.parametrize(
