@@ -44,6 +44,7 @@ class Replica:
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         self._gradients: Gradients | None = None  # of the present micro-batch; after `reduce` the sums
         self._accumulating = False
+        self._overwriting = False
         self._seen: set[int] = set()
         self._missing: list[int] = []
         self._last = False
@@ -88,11 +89,15 @@ class Replica:
             UsageError: gradients of the last micro-batch were replaced too late.
         """
         self._end_round()
-        self._gradients = self._reduction.begin_slot(slot)
+        self._gradients, self._overwriting = self._reduction.begin_slot(slot)
         self._accumulating, self._last = True, last and self.overlap
         self._seen.clear()
         self._missing = [len(bucket.places) for bucket in self._buckets]
-        self._attach()
+        if self._overwriting:
+            for parameter in self._parameters:
+                parameter.grad = None
+        else:
+            self._attach()
 
     def send(self) -> None:
         """Send whatever was not sent yet. Raises PeerLost, UsageError."""
@@ -130,9 +135,14 @@ class Replica:
         if not self._accumulating or self._gradients is None:
             return  # a backward outside of the step is the user's own
         view = self._gradients.views[number]
-        if parameter.grad is not view:
-            # zero_grad() took the view away since the micro-batch began: what is there now is only this backward's.
-            view.add_(parameter.grad)  # type: ignore[arg-type]  # backward has just set it
+        if (gradient := parameter.grad) is not view:
+            assert gradient is not None  # backward has just set it
+            if self._overwriting and number not in self._seen:
+                # Cheaper than zeros that all is added to.
+                view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
+            else:
+                # zero_grad() took the view away since the micro-batch began: what is there is only this backward's.
+                view.add_(gradient)
             parameter.grad = view
         bucket = self._bucket_of[number]
         if number in self._seen:
