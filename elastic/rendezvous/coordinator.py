@@ -14,6 +14,7 @@ from elastic.clock import SYSTEM_CLOCK, Clock
 from elastic.errors import Fenced, Preempted, StoreUnavailable
 from elastic.events import Emit
 from elastic.lease import LeasePage
+from elastic.rendezvous import alike
 from elastic.rendezvous.arrival import arrive
 from elastic.rendezvous.commits import Commits
 from elastic.rendezvous.election import Election
@@ -36,15 +37,7 @@ from elastic.rendezvous.membership import (
     regroup_of,
     too_few_came,
 )
-from elastic.rendezvous.model import (
-    FailureReport,
-    Member,
-    MemberState,
-    Phase,
-    Seat,
-    World,
-    member_from_json,
-)
+from elastic.rendezvous.model import FailureReport, Member, MemberState, Phase, Seat, World, member_from_json
 from elastic.rendezvous.naming import NodeName
 from elastic.rendezvous.options import RendezvousOptions
 from elastic.rendezvous.patience import Patience
@@ -183,7 +176,8 @@ class Coordinator:
 
         Raises:
             JobClosed: the job is over. Preempted: too few nodes came within `timeout_s` (default join_timeout_s), or
-            `interrupted` said so. StoreUnavailable: the store did not answer for that long.
+            `interrupted` said so. StoreUnavailable: the store did not answer for that long. NumericsDiffer: this node
+            would compute other bits than the run.
         """
         self.ask(report)
         world = self._await_seat(
@@ -279,6 +273,7 @@ class Coordinator:
             if interrupted():
                 raise Preempted("asked to leave while waiting for a generation")
             if (newest := self._watch.world) is not None:
+                alike.check(self._registration.member, world=newest, members=self.members)
                 self._reaching.try_again(newest)
                 deadline_s = now_s + limit_s if newest.phase is Phase.FORMED else deadline_s
             if now_s >= deadline_s:
