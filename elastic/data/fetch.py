@@ -1,7 +1,8 @@
 """Fetch: items by their keys, each under randomness of its own, so that augmentation follows the sample.
 
 A sample's random draws depend on the run's seed and the sample's number only: the same at any world size, in any
-loader process and after any resume. The caller's own randomness is left as it was.
+loader process and after any resume. The caller's generators are not what they were behind it: a step seeds them anew
+for each micro-batch, others fetch inside of `own_randomness`, which costs as much as fetching a few small items.
 """
 
 from __future__ import annotations
@@ -55,9 +56,8 @@ class NumberedDataset:
         return self.__getitems__([key])
 
     def __getitems__(self, keys: Sequence[Key]) -> Fetched:
-        with own_randomness():
-            items = [self._item(sample, index) for sample, index in keys]
-            batch = put_together(items, collate=self._collate, seed=self._seed, first=keys[0][0])
+        items = [self._item(sample, index) for sample, index in keys]
+        batch = put_together(items, collate=self._collate, seed=self._seed, first=keys[0][0])
         return tuple(sample for sample, _ in keys), tuple(index for _, index in keys), batch, ""
 
     def _item(self, sample: int, index: int) -> Any:

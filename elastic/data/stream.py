@@ -13,7 +13,7 @@ from typing import Any
 
 from torch.utils.data import default_collate
 
-from elastic.data.fetch import Collate, Fetched, own_randomness, put_together, reseed
+from elastic.data.fetch import Collate, Fetched, put_together, reseed
 from elastic.data.sampler import Key
 from elastic.errors import DataError
 from elastic.plan.mix import mix_pair
@@ -86,14 +86,13 @@ class StreamFetcher:
 
     def __getitems__(self, keys: Sequence[Key]) -> Fetched:
         slot, before = slot_and_place(keys[0][1])
-        with own_randomness():
-            reader = self._reader(slot, before)
-            items, indices = [], []
-            for _ in keys:
-                indices.append(slot_index(slot, reader.read))
-                items.append(reader.next())
-            state = reader.state()
-            batch = put_together(items, collate=self._collate, seed=self._seed, first=keys[0][0])
+        reader = self._reader(slot, before)
+        items, indices = [], []
+        for _ in keys:
+            indices.append(slot_index(slot, reader.read))
+            items.append(reader.next())
+        state = reader.state()
+        batch = put_together(items, collate=self._collate, seed=self._seed, first=keys[0][0])
         return tuple(sample for sample, _ in keys), tuple(indices), batch, state
 
     def _reader(self, slot: int, before: int) -> SlotReader:

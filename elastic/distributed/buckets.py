@@ -71,11 +71,6 @@ class Gradients:
                 views[place.parameter] = flat[place.start : stop].view(place.shape)
         self.views = [views[number] for number in range(len(views))]
 
-    def zero_(self) -> None:
-        """Start from nothing."""
-        for flat in self.flats:
-            flat.zero_()
-
 
 class _Filling:
     """A bucket that is not full yet."""

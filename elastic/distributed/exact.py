@@ -70,13 +70,13 @@ class TreeSum:
             self._work = spread.work(group.rank)
             self._parts = [spread.parts(rank) for rank in range(group.size)]
 
-    def begin_slot(self, slot: int) -> Gradients:
-        """Zeros, or the sum of the left neighbour."""
+    def begin_slot(self, slot: int) -> tuple[Gradients, bool]:
+        """What is to be overwritten, or the sum of the left neighbour."""
         self._end_slot()
         leaf = self._work[slot]
-        own = self._sums.pop(leaf.base) if leaf.base else self._fresh()
+        own = self._sums.pop(leaf.base) if leaf.base else self._buffers()
         self._slot = _Slot(leaf=leaf, own=own, lefts=tuple(self._sums.pop(left) for left in leaf.lefts))
-        return own
+        return own, leaf.base is None
 
     def filled(self, bucket: int) -> None:
         """Add this bucket's gradients to the sums that they complete, while they are still in the cache."""
@@ -112,7 +112,7 @@ class TreeSum:
         self._end_slot()
         group = self._group()
         mine = self._parts[group.rank]
-        result = self._sums.pop(mine[0]) if mine else self._fresh()
+        result = self._sums.pop(mine[0]) if mine else self._buffers()
         collecting: list[Pending] = []
         whole = Part(0, self._planned[0].leaves)
         for sent in self._sent:
@@ -150,12 +150,8 @@ class TreeSum:
     def _padded(self, bucket: int) -> int:
         return self._kept[0][bucket].padded(self._kept[1])
 
-    def _fresh(self) -> Gradients:
-        if not self._spare:
-            return Gradients(self._kept[0], pieces=self._kept[1])
-        gradients = self._spare.pop()
-        gradients.zero_()
-        return gradients
+    def _buffers(self) -> Gradients:
+        return self._spare.pop() if self._spare else Gradients(self._kept[0], pieces=self._kept[1])
 
     def _buffer(self, bucket: int, turn: int, *, elements: int) -> torch.Tensor:
         kept = self._received.get((bucket, turn))

@@ -24,8 +24,8 @@ class Reduction(Protocol):
         """Forget what is left of an earlier step."""
         ...
 
-    def begin_slot(self, slot: int) -> Gradients:
-        """What the micro-batch of this slot accumulates into."""
+    def begin_slot(self, slot: int) -> tuple[Gradients, bool]:
+        """What the micro-batch of this slot accumulates into; and whether it is to overwrite what is there."""
         ...
 
     def filled(self, bucket: int) -> None:
@@ -50,25 +50,27 @@ class PlainSum:
         self._group = group
         self._buckets: tuple[Bucket, ...] = ()
         self._gradients = Gradients((), pieces=1)
+        self._stale = True
         self._pending: list[Pending] = []
 
     def begin_step(self, buckets: tuple[Bucket, ...], spread: Spread) -> None:
-        """Zero the gradients; make new ones where the parameters have changed."""
-        self._pending = []
+        """Make new gradients where the parameters have changed."""
+        self._pending, self._stale = [], True
         if buckets is not self._buckets:
             self._buckets, self._gradients = buckets, Gradients(buckets, pieces=1)
-        else:
-            self._gradients.zero_()
 
-    def begin_slot(self, slot: int) -> Gradients:
-        """The same gradients for every slot."""
-        return self._gradients
+    def begin_slot(self, slot: int) -> tuple[Gradients, bool]:
+        """The same gradients for every slot; the first one overwrites them."""
+        stale, self._stale = self._stale, False
+        return self._gradients, stale
 
     def filled(self, bucket: int) -> None:
         """Nothing is added up locally but by accumulation."""
 
     def send(self, bucket: int) -> None:
-        """Begin to sum this bucket over the ranks."""
+        """Begin to sum this bucket over the ranks; zeros where this rank has no slots."""
+        if self._stale:
+            self._gradients.flats[bucket].zero_()
         self._pending.append(self._group().start_sum(self._gradients.flats[bucket]))
 
     def finish(self) -> Gradients:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import nn
@@ -31,20 +31,26 @@ class Replica:
     lockstep = False
     movable = True
 
-    def __init__(self, model: nn.Module, group: Collectives, *, exact: bool = False) -> None:
-        """`exact`: sums whose bits do not depend on the world size."""
+    def __init__(
+        self, model: nn.Module, group: Collectives, *, exact: bool = False,
+        parameters: Callable[[], Iterable[nn.Parameter]] | None = None,
+    ) -> None:  # fmt: skip
+        """`exact`: sums whose bits do not depend on the world size. `parameters`: what gradients are of, where these
+        are not the model's present ones."""
         self.overlap = True
         """Whether to send while backward goes on. Not with several models: which one backward fills first is the
         job's to say, and may differ by rank."""
         self.model = model
         self.group = group
         self._reduction: Reduction = (TreeSum if exact else PlainSum)(lambda: self.group)
+        self._all = model.parameters if parameters is None else parameters
         self._parameters: list[nn.Parameter] = []
         self._buckets: tuple[Bucket, ...] = ()
         self._bucket_of: list[int] = []
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         self._gradients: Gradients | None = None  # of the present micro-batch; after `reduce` the sums
-        self._accumulating = False
+        self._accumulating = self._dropping = False
+        self._overwriting = False
         self._seen: set[int] = set()
         self._missing: list[int] = []
         self._last = False
@@ -76,12 +82,12 @@ class Replica:
 
         What is trained may change from step to step: parameters frozen, unfrozen or replaced, on all ranks alike.
         """
-        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        trained = [parameter for parameter in self._all() if parameter.requires_grad]
         if [id(parameter) for parameter in trained] != [id(parameter) for parameter in self._parameters]:
             self._lay_out(trained)
         for parameter in trained:
             parameter.grad = None
-        self._accumulating, self._gradients, self._sent = False, None, 0
+        self._accumulating, self._dropping, self._gradients, self._sent = False, False, None, 0
         self._reduction.begin_step(self._buckets, spread)
         if self._reduction.strict:
             self._marks = marks_of(self.model)
@@ -93,11 +99,28 @@ class Replica:
             UsageError: gradients of the last micro-batch were replaced too late.
         """
         self._end_round()
-        self._gradients = self._reduction.begin_slot(slot)
+        self._gradients, self._overwriting = self._reduction.begin_slot(slot)
         self._accumulating, self._last = True, last and self.overlap
         self._seen.clear()
         self._missing = [len(bucket.places) for bucket in self._buckets]
-        self._attach()
+        if self._overwriting:
+            for parameter in self._parameters:
+                parameter.grad = None
+        else:
+            self._attach()
+
+    def drop(self) -> None:
+        """Gradients from here to the end of the step are of nothing, and are not kept."""
+        self._end_round()
+        self._dropping = True
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    @property
+    def sums(self) -> list[tuple[nn.Parameter, torch.Tensor]]:
+        """After `reduce`: what is trained, each with its gradient; scaled with it."""
+        assert self._gradients is not None  # there are sums
+        return list(zip(self._parameters, self._gradients.views, strict=True))
 
     def send(self) -> None:
         """Send whatever was not sent yet. Raises PeerLost, UsageError."""
@@ -109,7 +132,7 @@ class Replica:
 
     def reduce(self) -> None:
         """Wait for the sums over all ranks; they are the gradients now. Raises PeerLost."""
-        self._gradients = self._reduction.finish()
+        self._gradients, self._dropping = self._reduction.finish(), False
         self._attach()
 
     def scale_(self, factor: float) -> None:
@@ -132,12 +155,19 @@ class Replica:
 
     def _arrived(self, number: int, parameter: torch.Tensor) -> None:
         """Hook of a parameter: backward has added to its gradient."""
+        if self._dropping:
+            parameter.grad = None
         if not self._accumulating or self._gradients is None:
             return  # a backward outside of the step is the user's own
         view = self._gradients.views[number]
-        if parameter.grad is not view:
-            # zero_grad() took the view away since the micro-batch began: what is there now is only this backward's.
-            view.add_(parameter.grad)  # type: ignore[arg-type]  # backward has just set it
+        if (gradient := parameter.grad) is not view:
+            assert gradient is not None  # backward has just set it
+            if self._overwriting and number not in self._seen:
+                # Cheaper than zeros that all is added to.
+                view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
+            else:
+                # zero_grad() took the view away since the micro-batch began: what is there is only this backward's.
+                view.add_(gradient)
             parameter.grad = view
         bucket = self._bucket_of[number]
         if number in self._seen:
@@ -183,8 +213,8 @@ class Replica:
             view.copy_(replaced)
 
     def _name(self, number: int) -> str:
-        names = (name for name, parameter in self.model.named_parameters() if parameter is self._parameters[number])
-        return next(names, f"parameter {number}")
+        names = zip(self.model.named_parameters(), self._all(), strict=True)
+        return next((name for (name, _), each in names if each is self._parameters[number]), f"parameter {number}")
 
     def _lay_out(self, trained: Sequence[nn.Parameter]) -> None:
         for handle in self._hooks:

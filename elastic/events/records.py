@@ -79,7 +79,11 @@ class EventFile:
 
     def append(self, record: Record) -> None:
         """Write one record. It outlives this process; it is not forced to disk."""
-        os.write(self._fd, (encode(record) + "\n").encode())
+        self.append_encoded(encode(record))
+
+    def append_encoded(self, line: str) -> None:
+        """The same of what `encode` gave."""
+        os.write(self._fd, (line + "\n").encode())
 
     def close(self) -> None:
         """Close the file; further appends fail."""

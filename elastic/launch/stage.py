@@ -21,6 +21,7 @@ from elastic.clock import Clock
 from elastic.config.model import Settings
 from elastic.events import AgentStarted, EventFile, WorldFormed
 from elastic.launch.interface import interface_of
+from elastic.launch.likeness import likeness_of
 from elastic.launch.observer import Observer
 from elastic.launch.processes import WakePipe
 from elastic.launch.ready import ReadyWorkers
@@ -96,6 +97,7 @@ class Stage:
             node=node,
             named=NODE in environ,
             agent=self._agent,
+            numerics=likeness_of(settings.training, environ=environ),
             root_generation=highest_generation(save_root, storage=storage_for(save_root)),
             clock=clock,
             on_change=self.wake.wake,

@@ -83,9 +83,7 @@ def refuse(every: Sequence[Likeness], *, recorded: Likeness | None) -> tuple[Ref
     else:
         model, whose = Counter(every).most_common(1)[0][0], f"worker {_first_of_most(every)}"
     return tuple(
-        Refusal(rank=rank, reason=_difference(own, model, whose=whose))
-        for rank, own in enumerate(every)
-        if own != model
+        Refusal(rank=rank, reason=difference(own, model, whose=whose)) for rank, own in enumerate(every) if own != model
     )
 
 
@@ -93,7 +91,8 @@ def _first_of_most(every: Sequence[Likeness]) -> int:
     return every.index(Counter(every).most_common(1)[0][0])
 
 
-def _difference(own: Likeness, model: Likeness | None, *, whose: str) -> str:
+def difference(own: Likeness, model: Likeness | None, *, whose: str) -> str:
+    """In what one computes differently from another, for people."""
     parts = [
         f"{each.name.replace('_', ' ')} is {getattr(own, each.name)}, that of {whose} {getattr(model, each.name)}"
         for each in fields(Likeness)

@@ -47,8 +47,8 @@ def parts_of(slots: range, *, leaves: int) -> tuple[Part, ...]:
 class Leaf:
     """What a rank does with the gradient of one slot.
 
-    It is accumulated into the sum `base` (None: into zeros). Then each of `lefts`, innermost first, takes in what has
-    been summed so far; what comes of it is the sum `result`. Accumulating into the left neighbour's gradient is the
+    It is accumulated into the sum `base` (None: it stands alone). Then each of `lefts`, innermost first, takes in what
+    has been summed so far; what comes of it is the sum `result`. Accumulating into the left neighbour's gradient is the
     same as adding the two: every second slot costs nothing more than accumulation does anyway.
     """
 

@@ -44,6 +44,7 @@ def assemble(
     node: str | None = None,
     named: bool = False,
     agent: str | None = None,
+    numerics: str = "",
     root_generation: int = 0,
     clock: Clock = SYSTEM_CLOCK,
     on_change: Callable[[], None] = _nothing,
@@ -65,6 +66,7 @@ def assemble(
         node=node or socket.gethostname(),
         address=options.local_address or address_towards(options.endpoints),
         fingerprint=f"elastic {__version__}, torch {torch.__version__}, python {platform.python_version()}",
+        numerics=numerics,
         root_generation=root_generation,
         named=named,
     )

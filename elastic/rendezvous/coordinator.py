@@ -34,14 +34,7 @@ from elastic.rendezvous.membership import (
     membership_in,
     regroup_of,
 )
-from elastic.rendezvous.model import (
-    FailureReport,
-    Member,
-    MemberState,
-    Seat,
-    World,
-    member_from_json,
-)
+from elastic.rendezvous.model import FailureReport, Member, MemberState, Seat, World, member_from_json
 from elastic.rendezvous.naming import NodeName
 from elastic.rendezvous.options import RendezvousOptions
 from elastic.rendezvous.probe import ProbeListener
@@ -189,7 +182,8 @@ class Coordinator:
 
         Raises:
             JobClosed: the job is over. Preempted: too few nodes came within `timeout_s` (default join_timeout_s), or
-            `interrupted` said so. StoreUnavailable: the store did not answer for that long.
+            `interrupted` said so. StoreUnavailable: the store did not answer for that long. NumericsDiffer: this node
+            would compute other bits than the run.
         """
         self.ask(report)
         world = self._waiting.seat(

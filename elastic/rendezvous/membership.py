@@ -17,6 +17,7 @@ class AgentIdentity:
 
     `address` is where other nodes reach this one; `slots` its number of workers; `root_generation` the newest
     generation that the checkpoint root has seen. `named`: the node's name was given, so that no other may bear it.
+    `numerics` tells how its workers compute, where that must be alike.
     """
 
     agent: str
@@ -25,6 +26,7 @@ class AgentIdentity:
     slots: int = 1
     exporter: str = ""
     fingerprint: str = ""
+    numerics: str = ""
     root_generation: int = 0
     named: bool = False
 
@@ -174,6 +176,7 @@ def first_member(identity: AgentIdentity) -> Member:
         state=MemberState.IDLE,
         exporter=identity.exporter,
         fingerprint=identity.fingerprint,
+        numerics=identity.numerics,
         root_generation=identity.root_generation,
     )
 

@@ -108,6 +108,8 @@ class Member:
     unreachable_in: int = 0
     exporter: str = ""
     fingerprint: str = ""
+    numerics: str = ""
+    """How its workers compute, where that must be alike (see alike.py)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,6 +215,8 @@ class World:
     digest: str = ""
     """Of all its seats, taken when it was formed: a reader may know only its own. "": of the seats that are here."""
     apart: Apart | None = None
+    numerics: str = ""
+    """What its members had in common when it was formed; "": nothing that matters."""
 
     @property
     def nodes(self) -> int:

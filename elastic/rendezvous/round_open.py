@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Iterable
 
 from elastic.events import Cause, Outcome
-from elastic.rendezvous import budget, seating
+from elastic.rendezvous import alike, budget, seating
 from elastic.rendezvous.budget import Judgement, Reported
 from elastic.rendezvous.gathering import Gathering, cuts_after, gather
 from elastic.rendezvous.model import LeftOut, Member, Phase, ProbeResult, Seat, World, natural_key
@@ -177,6 +177,7 @@ def form(
         cut=cuts_after(old, view=view, gathering=gathering, seated={seat.agent for seat in seats}),
         barred=barred[-_MOST_BARRED:],
         failures=judgement.history if judgement else (),
+        numerics=alike.common(view.members[seat.agent] for seat in seats),
     )
     return Form(world=world, reason=reason)
 

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from elastic.rendezvous import alike
 from elastic.rendezvous.model import Barred, Cut, Member, MemberState, ProbeResult, Seat, World
 
 _LONGER_S = 30.0
@@ -136,6 +137,7 @@ def roster(view: LeaderView) -> Roster:
         for member in view.members.values()
         if member.agent not in no_more and asks(member, after=out.get(member.agent, 0))
     )
+    newcomers = alike.fitting(newcomers, world=world, here=view.members.keys())
     return Roster(newcomers=newcomers, **{name: tuple(seats) for name, seats in groups.items()})
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from elastic.clock import Clock
 from elastic.errors import Preempted, StoreUnavailable
+from elastic.rendezvous import alike
 from elastic.rendezvous.election import Election
 from elastic.rendezvous.ending import ending_of, missed_generation, unheard_generation
 from elastic.rendezvous.errors import JobClosed
@@ -50,7 +51,8 @@ class Waiting:
         return max(self._options.min_nodes, world.nodes if world else 0)
 
     def seat(self, *, after: int, limit_s: float, interrupted: Callable[[], bool], at_once: bool) -> World:
-        """The world that this agent has a seat in, newer than `after`. Raises JobClosed, Fenced, Preempted, StoreError.
+        """The world that this agent has a seat in, newer than `after`. Raises JobClosed, Fenced, Preempted, StoreError,
+        NumericsDiffer.
 
         `at_once`: something is wrong already, so that the leader is not trusted for long."""
         now_s = self._clock.monotonic_s()
@@ -64,6 +66,7 @@ class Waiting:
             if interrupted():
                 raise Preempted("asked to leave while waiting for a generation")
             if (newest := self._watch.world) is not None:
+                alike.check(self._registration.member, world=newest, members=self._members)
                 self._reaching.try_again(newest)
                 deadline_s = now_s + limit_s if newest.phase is Phase.FORMED else deadline_s
             if now_s >= deadline_s:

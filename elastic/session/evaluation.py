@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 
 from elastic.data.carrier import Carrier
-from elastic.data.fetch import NumberedDataset
+from elastic.data.fetch import Fetched, NumberedDataset, own_randomness
 from elastic.data.stream import ShardStream
 from elastic.distributed.group import Collectives
 from elastic.distributed.peers import peer_errors
@@ -51,10 +51,20 @@ def evaluate(
     carrier = Carrier(fetcher, batches=keys, transport=source.transport)
     try:
         with torch.no_grad(), peer_errors("evaluating") if lockstep else nullcontext():
-            rows = [_row(measure(to_device(batch, device))) for _, _, batch, _ in carrier]
+            rows = [_row(measure(to_device(batch, device))) for _, _, batch, _ in _kept_apart(carrier)]
     finally:
         carrier.close()
     return _means(rows[: len(own)], group)
+
+
+def _kept_apart(batches: Iterator[Fetched]) -> Iterator[Fetched]:
+    """The same; fetching does not touch the randomness of the training that goes on afterwards."""
+    while True:
+        with own_randomness():
+            fetched = next(batches, None)
+        if fetched is None:
+            return
+        yield fetched
 
 
 def _row(found: Mapping[str, tuple[torch.Tensor | float, torch.Tensor | float]]) -> dict[str, list[float]]:

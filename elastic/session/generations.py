@@ -15,7 +15,7 @@ from elastic.checkpoint.restored import Restored
 from elastic.checkpoint.root import claim
 from elastic.checkpoint.seams import Committer, LockCommitter
 from elastic.clock import Clock
-from elastic.config.model import Numerics, Settings
+from elastic.config.model import Numerics, Settings, StrategyKind
 from elastic.distributed.group import Alone, Collectives
 from elastic.distributed.likeness import check_alike, measure
 from elastic.distributed.strategy import Strategy
@@ -60,7 +60,9 @@ class Generations:
         self._identity = claim(save_path, job_id=world.job_id)
         self.report = Reporter(world=world, link=link, save_path=save_path, clock=clock)
         stack.callback(self.report.close)
-        self.staying = Staying(link=link, strategies=self.strategies, leaving=leaving, allowed=settings.launch.rejoin)
+        # What is dealt out over one world is laid out otherwise in another, of which this process knows nothing.
+        allowed = settings.launch.rejoin and settings.training.strategy is StrategyKind.REPLICATE
+        self.staying = Staying(link=link, strategies=self.strategies, leaving=leaving, allowed=allowed)
 
     def enter(self) -> None:
         """Join the group of the first generation, and open the door to the checkpoints.

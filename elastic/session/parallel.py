@@ -17,22 +17,15 @@ from elastic.world import World
 
 
 def lay_out(model: nn.Module, settings: Settings, *, world: World, group: Collectives, align: bool = True) -> Strategy:
-    """Put a model on the ranks as training.strategy says; equal to rank 0's, unless its values come later.
-
-    Raises:
-        UsageError: the settings contradict one another.
-    """
+    """Put a model on the ranks as training.strategy says; equal to rank 0's, unless its values come later."""
     exact = settings.training.numerics is Numerics.EXACT
     strategy: Strategy
-    if settings.training.strategy is StrategyKind.FSDP2:
-        if exact:
-            raise UsageError(
-                "training.numerics: exact needs training.strategy: replicate; with fsdp2 gradients are summed by ranks"
-            )
-        if group.size > 1:
-            from elastic.distributed.fsdp import Sharded  # takes seconds to import, which only its users spend
+    if settings.training.strategy is StrategyKind.FSDP2 and group.size > 1:
+        # Takes seconds to import, which only its users spend.
+        from elastic.distributed.fsdp import Sharded
+        from elastic.distributed.fsdp_exact import ExactSharded
 
-            return Sharded(model, group, device=world.device)
+        return (ExactSharded if exact else Sharded)(model, group, device=world.device)
     strategy = Replica(model, group, exact=exact)
     if align:
         strategy.align()

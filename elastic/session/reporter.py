@@ -50,8 +50,9 @@ class Reporter:
             generation=self._world.generation,
             event=event,
         )
-        self._append(record)
-        self._link.send_event(encode(record))
+        encoded = encode(record)
+        self._append(encoded)
+        self._link.send_event(encoded)
         if self._world.rank == 0 and (line := self._line(event)):
             logger.info(line)
 
@@ -59,10 +60,10 @@ class Reporter:
         """Close the event file."""
         self._file.close()
 
-    def _append(self, record: Record) -> None:
+    def _append(self, encoded: str) -> None:
         # A full disk must not end a training that its checkpoints survive. The account will show the gap.
         try:
-            self._file.append(record)
+            self._file.append_encoded(encoded)
             self._told_lost = False
         except OSError as error:
             if not self._told_lost:

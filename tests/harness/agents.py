@@ -57,8 +57,11 @@ class FakeAgent:
         news: threading.Condition,
         slots: int = 1,
         named: bool = False,
+        numerics: str = "",
     ) -> None:
-        identity = AgentIdentity(agent=uuid.uuid4().hex, node=node, address="127.0.0.1", slots=slots, named=named)
+        identity = AgentIdentity(
+            agent=uuid.uuid4().hex, node=node, address="127.0.0.1", slots=slots, named=named, numerics=numerics
+        )
         self.node, self.store, self._news = node, store, news
         self.coordinator = Coordinator(
             store,

@@ -18,7 +18,7 @@ from elastic.distributed.peers import peer_errors
 from elastic.errors import ElasticError
 from elastic.session.ending import exit_now
 from elastic.world import World
-from tests.harness.exact_training import VARIANTS, train_exact
+from tests.harness.exact_training import EXACT, VARIANTS, train_exact
 from tests.harness.training import train
 
 
@@ -40,6 +40,15 @@ def training(group: Collectives):
 
 def exact(group: Collectives):
     say(runs=[list(train_exact(group, **variant)) for variant in VARIANTS])
+
+
+def exact_parts(group: Collectives):
+    """The same with dealt out parameters; a world of one has none to deal."""
+    from elastic.distributed.fsdp_exact import ExactSharded
+
+    strategy = EXACT if group.size == 1 else ExactSharded
+    more = ({"global_batch_size": 20, "micro_batch_size": 9},)
+    say(runs=[list(train_exact(group, dealt=True, strategy=strategy, **variant)) for variant in (*VARIANTS, *more)])
 
 
 def broken_off(group: Collectives, doing):
@@ -113,6 +122,7 @@ ROLES = {
     "values": values,
     "train": training,
     "exact": exact,
+    "exact parts": exact_parts,
     "sum": lambda group: broken_off(group, lambda g: g.sum_(torch.ones(1000))),
     "gather": lambda group: broken_off(group, lambda g: g.gather("x")),
     "broadcast": lambda group: broken_off(group, lambda g: g.broadcast("x")),

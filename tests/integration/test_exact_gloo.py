@@ -29,6 +29,19 @@ def test_exact_numerics_give_the_same_bits_in_larger_worlds(size, alone, tmp_pat
     test_exact_numerics_give_the_same_bits(size, alone, tmp_path)
 
 
+@pytest.fixture(scope="module")
+def alone_with_parts(tmp_path_factory):
+    (found,) = results(start("exact parts", 1, tmp_path_factory.mktemp("alone-parts")))
+    return found
+
+
+@pytest.mark.parametrize("size", [3, *(pytest.param(size, marks=pytest.mark.exhaustive) for size in (2, 4, 5))])
+def test_exact_numerics_give_the_same_bits_with_dealt_out_parameters(size, alone_with_parts, tmp_path):
+    """Of rows that no world size shares evenly; with three slots some ranks have nothing but stand-ins."""
+    for found in results(start("exact parts", size, tmp_path)):
+        assert found == alone_with_parts
+
+
 @pytest.mark.parametrize("size", [5, *(pytest.param(size, marks=pytest.mark.exhaustive) for size in (2, 3, 4))])
 def test_plain_losses_differ_by_rounding_only(size, tmp_path):
     """Uneven shares, a ragged batch, accumulation, dropout, in double precision: 40 steps."""

@@ -3,6 +3,7 @@
 import random
 import sys
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
@@ -10,6 +11,7 @@ from torch.nn import functional as F
 import elastic
 from elastic.config.load import with_overrides
 from elastic.config.model import Settings
+from elastic.data.fetch import reseed
 from elastic.data.stream import ShardStream, SlotReader, SlotState, StreamFetcher
 from elastic.distributed.group import Alone
 from elastic.errors import DataError, UsageError
@@ -288,6 +290,42 @@ def test_augmentation_belongs_to_the_sample_at_any_world_size():
     for size in (2, 5):
         for run in run_tensor_ranks(size, lambda group: train(group, data=Noisy(), steps=8)):
             assert torch.allclose(run.parameters, expected.parameters, rtol=0, atol=1e-9)
+
+
+class Restless(Rows):
+    """Its items draw from all three generators."""
+
+    def __getitem__(self, index):
+        np.random.rand()
+        return super().__getitem__(index)[0] + torch.randn(FEATURES) * random.random(), index % 3
+
+
+def test_loading_leaves_the_callers_randomness_alone(session):
+    """What a training draws does not depend on what its data draws, and an evaluation leaves all as it was."""
+
+    def draws():
+        return torch.rand(2).tolist(), random.random(), np.random.rand()
+
+    def train_on(data):
+        found = []
+        with session(steps=2, enable_save=False) as run:
+            net = run.parallelize(model())
+            for step in run.steps(data):
+                with step:
+                    for batch in step.micro_batches():
+                        found.append(draws())
+                        step.backward(per_sample(net, batch))
+                found.append(draws())
+        return found
+
+    assert train_on(Restless()) == train_on(Rows())
+    reseed(5)
+    expected = draws()
+    reseed(5)
+    with session() as run:
+        reseed(5)
+        run.evaluate(Restless(), lambda batch: {"n": (1.0, 1)})
+        assert draws() == expected
 
 
 def test_nodes_with_different_data_are_refused():

@@ -30,8 +30,8 @@ def test_more_ranks_than_slots_and_a_short_last_step():
 
 def test_plain_sums_differ_by_world_size():
     """Without the tree this training does tell world sizes apart: the tests above compare something."""
-    alone, _ = train_exact(Alone(), exact=False)
-    found = {run_tensor_ranks(size, lambda group: train_exact(group, exact=False))[0][0] for size in (2, 3)}
+    alone, _ = train_exact(Alone(), strategy=Replica)
+    found = {run_tensor_ranks(size, lambda group: train_exact(group, strategy=Replica))[0][0] for size in (2, 3)}
     assert len(found | {alone}) > 1
 
 

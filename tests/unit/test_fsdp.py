@@ -16,6 +16,7 @@ from elastic.config.load import with_overrides
 from elastic.config.model import Settings
 from elastic.data.stream import ShardStream
 from elastic.distributed.fsdp import ELEMENTWISE, Sharded, not_dealt, units_of
+from elastic.distributed.fsdp_exact import ExactSharded
 from elastic.distributed.group import Alone
 from elastic.distributed.replicate import Replica
 from elastic.errors import UsageError
@@ -148,9 +149,10 @@ class Blocks(nn.Module):
         return self.head(torch.tanh(self.blocks[0](x)))
 
 
+@pytest.mark.parametrize("kind", [Sharded, ExactSharded])
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("inside", [False, True])
-def test_a_pass_beside_the_training_leaves_parts_in_their_places_and_changes_nothing(alone, grad, inside):
+def test_a_pass_beside_the_training_leaves_parts_in_their_places_and_changes_nothing(alone, grad, inside, kind):
     """As of an evaluation: without it each part outside of the blocks would stay whole, gradients and all."""
 
     def train(strategy, beside):
@@ -175,7 +177,7 @@ def test_a_pass_beside_the_training_leaves_parts_in_their_places_and_changes_not
         assert all(isinstance(each, DTensor) for each in model.parameters())
 
     expected = train(Replica(Blocks(), alone), lambda model: None)
-    found = train(Sharded(Blocks(), alone), look)
+    found = train(kind(Blocks(), alone), look)
     for one, other in zip(expected, found, strict=True):
         torch.testing.assert_close(one, other)
 
@@ -198,9 +200,22 @@ def test_a_stream_has_no_stand_ins():
         course._loader.stand_in()
 
 
-def test_exact_numerics_need_replicas():
+def test_exact_numerics_take_optimizers_that_give_every_part_the_same_bits(alone):
     settings = with_overrides(Settings(), {"strategy": "fsdp2", "numerics": "exact"})
-    with pytest.raises(UsageError, match=r"needs training\.strategy: replicate"):
-        lay_out(nn.Linear(1, 1), settings, world=World(), group=Alone())
-    alone = with_overrides(Settings(), {"strategy": "fsdp2"})
-    assert not lay_out(nn.Linear(1, 1), alone, world=World(), group=Alone()).lockstep
+    assert not lay_out(nn.Linear(1, 1), settings, world=World(), group=Alone()).lockstep
+
+    def adopt(kind, net, **options):
+        strategy = ExactSharded(net, alone)
+        strategy.adopt(kind(strategy.model.parameters(), lr=0.1, **options))
+
+    class Own(torch.optim.AdamW):
+        pass
+
+    adopt(torch.optim.SGD, Blocks(), momentum=0.9)
+    adopt(torch.optim.AdamW, Blocks().bfloat16())
+    with pytest.raises(UsageError, match="Own is none that is known to"):
+        adopt(Own, Blocks())
+    with pytest.raises(UsageError, match="treats each element by itself, not fused"):
+        adopt(torch.optim.AdamW, Blocks(), fused=True)
+    with pytest.raises(UsageError, match=r"SGD rounds parameters of \['torch.bfloat16'\] differently"):
+        adopt(torch.optim.SGD, Blocks().bfloat16())

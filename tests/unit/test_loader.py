@@ -3,7 +3,6 @@
 import random
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -119,17 +118,6 @@ def test_the_end_is_announced_and_enforced():
     assert loader.finished
     with pytest.raises(ElasticError, match="all 10 samples of the run are consumed"):
         loader.next_step()
-
-
-def test_loading_leaves_the_callers_randomness_alone():
-    def draws(load):
-        torch.manual_seed(1)
-        random.seed(1)
-        if load:
-            list(make().next_step())
-        return torch.rand(3).tolist(), random.random()
-
-    assert draws(load=True) == draws(load=False)
 
 
 def test_the_default_collate_stacks_tensors():
