@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import queue
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,6 +22,9 @@ class _Board:
         self.barrier = threading.Barrier(size)
         self.slots: list[Any] = [None] * size
         self.turn = threading.Lock()
+        self.mail: dict[tuple[int, int], queue.Queue[torch.Tensor]] = {
+            (source, to): queue.Queue() for source in range(size) for to in range(size)
+        }
 
     @contextlib.contextmanager
     def let_others(self) -> Iterator[None]:
@@ -98,6 +102,17 @@ class TensorGroup(ThreadGroup):
 
     def broadcast_(self, tensor: torch.Tensor) -> None:
         tensor.copy_(self._share(tensor.clone())[0])
+
+    def send(self, tensor: torch.Tensor, *, to: int) -> None:
+        self._board.mail[self.rank, to].put(tensor.clone())
+
+    def receive_(self, tensor: torch.Tensor, *, source: int) -> None:
+        with self._board.let_others():
+            try:
+                came = self._board.mail[source, self.rank].get(timeout=_LIMIT_S)
+            except queue.Empty as error:
+                raise PeerLost("a rank of the test is gone") from error
+        tensor.copy_(came)
 
     def cut(self) -> None:
         """The others hear of it."""
