@@ -5,6 +5,7 @@ Where a worker cannot be forked it is started as a new Python, as torchrun does 
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import logging
 import os
@@ -210,7 +211,8 @@ class ReadyWorkers:
                 return Cold(reason=answer.refused)
             # Raises where it is not our child, so that nobody could wait for it.
             os.waitid(os.P_PID, answer.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            os.write(go_write, GO)
+            with contextlib.suppress(BrokenPipeError):  # it has died already, which is found out as with any worker
+                os.write(go_write, GO)
             return ForkedWorker(answer.pid, command=order.command)
         finally:
             for descriptor in (memory, go_read, go_write):
