@@ -19,6 +19,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 
 if __name__ == "__main__":
     # As a script; its own directory would be first on the path. A worker's program sets the first entry for itself.
@@ -50,7 +51,7 @@ def main(argv: list[str]) -> None:
     """The process: `zygote.py SOCKET MODULE ROOM`, with the descriptor of a socket to the agent."""
     control = socket.socket(fileno=int(argv[1]))
     die_with_parent()
-    dispositions = {number: signal.signal(number, signal.SIG_IGN) for number in FOR_OTHERS}
+    dispositions = {number: signal.signal(number, _leave) for number in FOR_OTHERS}
     Path("/proc/self/comm").write_text(COMM)
     proc_title.show([os.fsencode(word) for word in (sys.executable, "-u", *argv[:3])])
     prepared = prepare(argv[2])
@@ -60,9 +61,13 @@ def main(argv: list[str]) -> None:
     if files is None:
         os._exit(0)  # what the job's module registered for its exit is for workers
     for number, before in dispositions.items():
-        if signal.getsignal(number) is signal.SIG_IGN:  # else the job's module wants it so
+        if signal.getsignal(number) is _leave:  # else the job's module wants it otherwise
             signal.signal(number, before)
     program.run(newborn.become(files, prepared))
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    """Do nothing about a signal. Not SIG_IGN, which a job's module might set itself."""
 
 
 def prepare(module: str) -> Prepared:
