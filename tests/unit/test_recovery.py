@@ -54,7 +54,7 @@ class TestWatch:
         assert watch.committed(committed(27), generation=2, now_s=13.0) is None, "it is told once"
 
     @pytest.mark.parametrize(
-        ("started", "path"), [(["refork", "reexec", "refork"], "reexec"), (["refork"] * 2, "refork"), ([], "reexec")]
+        ("started", "path"), [(["refork", "reexec", "refork"], "reexec"), (["refork"] * 2, "refork"), ([], "rejoin")]
     )
     def test_it_took_the_slowest_way_in_which_a_worker_was_started(self, started, path):
         watch = watch_at(30)
