@@ -116,6 +116,12 @@ class ReadyWorkers:
             self._thread.join()
         self._stop.close()
 
+    def wait(self) -> None:
+        """Wait until workers can be forked, or never will be. A wake-up cuts it short if `interrupted` says so."""
+        with self._lock:
+            if self._zygote is not None and not self._refused:
+                self._is_ready(self._zygote)
+
     def fork(self, command: Sequence[str], environ: Mapping[str, str], files: Sequence[int]) -> ForkedWorker | None:
         """Have a worker forked; None where it must be started as a new Python. `files`: standard input, output, error.
 
