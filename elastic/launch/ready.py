@@ -5,6 +5,7 @@ Where a worker cannot be forked it is started as a new Python, as torchrun does 
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import logging
 import os
@@ -115,6 +116,12 @@ class ReadyWorkers:
             self._thread.join()
         self._stop.close()
 
+    def wait(self) -> None:
+        """Wait until workers can be forked, or never will be. A wake-up cuts it short if `interrupted` says so."""
+        with self._lock:
+            if self._zygote is not None and not self._refused:
+                self._is_ready(self._zygote)
+
     def fork(self, command: Sequence[str], environ: Mapping[str, str], files: Sequence[int]) -> ForkedWorker | None:
         """Have a worker forked; None where it must be started as a new Python. `files`: standard input, output, error.
 
@@ -210,7 +217,8 @@ class ReadyWorkers:
                 return Cold(reason=answer.refused)
             # Raises where it is not our child, so that nobody could wait for it.
             os.waitid(os.P_PID, answer.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            os.write(go_write, GO)
+            with contextlib.suppress(BrokenPipeError):  # it has died already, which is found out as with any worker
+                os.write(go_write, GO)
             return ForkedWorker(answer.pid, command=order.command)
         finally:
             for descriptor in (memory, go_read, go_write):

@@ -37,7 +37,7 @@ from elastic.metrics.exporter import Exporter
 from elastic.metrics.fold import Metrics
 from elastic.rendezvous.assemble import assemble
 from elastic.rendezvous.membership import Membership
-from elastic.rendezvous.model import FailureReport
+from elastic.rendezvous.model import FailureReport, Phase
 from elastic.rendezvous.model import World as Agreed
 from elastic.world import AGENT_SOCKET, ARENAS, EVENTS_PATH, JOB_ID, LEASE_PAGE, NODE
 
@@ -161,7 +161,7 @@ class Stage:
         )
         self._stack.callback(self.coordinator.stop)
         self.signals.check()
-        self.coordinator.start(slots=slots, exporter=exporter)
+        self.coordinator.start(slots=slots, exporter=exporter, ask=self.ready is None)
         self._member = True
         self.signals.check()
 
@@ -189,6 +189,8 @@ class Stage:
 
     def join(self, report: FailureReport | None) -> Membership:
         """Take part in the next generation. Raises JobClosed, Preempted, StoreError."""
+        if self._previous is None:
+            self._get_ready()
         membership = self.coordinator.join(report, interrupted=lambda: bool(self.signals.received))
         world = dataclasses.replace(membership.world, seats=self.coordinator.known_seats(membership.world))
         membership = dataclasses.replace(membership, world=world)
@@ -214,6 +216,12 @@ class Stage:
             world.reason,
         )
         return membership
+
+    def _get_ready(self) -> None:
+        """Who comes to a world at work interrupts it only once its own workers can start at once."""
+        world = self.coordinator.world()
+        if self.ready is not None and world is not None and world.phase is Phase.FORMED:
+            self.ready.wait()
 
     def begin_generation(self) -> None:
         """What workers said of the last one is of no interest any more, nor what was asked of them."""

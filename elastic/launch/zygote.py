@@ -14,10 +14,12 @@ import contextlib
 import gc
 import importlib
 import os
+import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 
 if __name__ == "__main__":
     # As a script; its own directory would be first on the path. A worker's program sets the first entry for itself.
@@ -39,6 +41,8 @@ PRELOADED = (
     "elastic.launch.worker_main",
 )
 """What every worker imports, at once or with its first optimizer."""
+FOR_OTHERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+"""What batch systems send to all processes, to be acted upon by the agent or the workers."""
 COMM = "elastic-zygote"
 """What ps calls it."""
 
@@ -47,6 +51,7 @@ def main(argv: list[str]) -> None:
     """The process: `zygote.py SOCKET MODULE ROOM`, with the descriptor of a socket to the agent."""
     control = socket.socket(fileno=int(argv[1]))
     die_with_parent()
+    dispositions = {number: signal.signal(number, _leave) for number in FOR_OTHERS}
     Path("/proc/self/comm").write_text(COMM)
     proc_title.show([os.fsencode(word) for word in (sys.executable, "-u", *argv[:3])])
     prepared = prepare(argv[2])
@@ -55,7 +60,14 @@ def main(argv: list[str]) -> None:
     files = None if prepared.refused else serve(control)
     if files is None:
         os._exit(0)  # what the job's module registered for its exit is for workers
+    for number, before in dispositions.items():
+        if signal.getsignal(number) is _leave:  # else the job's module wants it otherwise
+            signal.signal(number, before)
     program.run(newborn.become(files, prepared))
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    """Do nothing about a signal. Not SIG_IGN, which a job's module might set itself."""
 
 
 def prepare(module: str) -> Prepared:

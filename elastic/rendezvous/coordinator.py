@@ -130,8 +130,9 @@ class Coordinator:
         """Until when the lease holds for certain, on this coordinator's clock."""
         return self._registration.valid_until_s
 
-    def start(self, *, slots: int | None = None, exporter: str | None = None) -> None:
-        """Register this agent: it is alive, and asks for a generation. What is given replaces the identity's.
+    def start(self, *, slots: int | None = None, exporter: str | None = None, ask: bool = True) -> None:
+        """Register this agent: it is alive, and with `ask` it asks for a generation. What is given replaces the
+        identity's.
 
         One with a name of its own asks only once it has that.
 
@@ -147,7 +148,7 @@ class Coordinator:
                 exporter=self.identity.exporter if exporter is None else exporter,
                 probe_port=self._probes.port,
             )
-            if not self.identity.named:
+            if ask and not self.identity.named:
                 self._registration.note(state=MemberState.JOINING, store_port=self._hosting.offer())
             limit_s = self.options.connect_timeout_s
             self._waiting.seen_closed = arrive(

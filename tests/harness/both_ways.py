@@ -9,7 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from elastic.clock import SYSTEM_CLOCK
 from elastic.launch.forked import ForkedWorker
+from elastic.launch.processes import WakePipe
 from elastic.launch.ready import ReadyWorkers
 
 LIMIT_S = 60.0
@@ -73,3 +75,55 @@ class BothWays:
             files = [source.fileno(), stdout.fileno(), stderr.fileno()]
             exit_code = start(files, {**self.environ, **variables})
         return Seen(exit_code, out.read_bytes().decode("latin-1"), err.read_text())
+
+
+class Ready(ReadyWorkers):
+    """With what it says kept."""
+
+    def __init__(self, name="", **more):
+        environ = {**os.environ, "OMP_NUM_THREADS": "1", **more}
+        super().__init__(module=name, command_bytes=300, environ=environ, clock=SYSTEM_CLOCK)
+        self.notices: list[str] = []
+        self.wake = WakePipe()
+        self.attach(emit=lambda event: self.notices.append(event.text), wake=self.wake, interrupted=lambda: False)
+
+    @property
+    def zygote(self):
+        return self._zygote.process.pid
+
+    def stop(self):
+        super().stop()
+        self.wake.close()
+
+
+class Pipes:
+    """Standard files of a worker that the test talks to."""
+
+    def __init__(self):
+        self.child_in, self.write = os.pipe()
+        self.read, self.child_out = os.pipe()
+        self.files = [self.child_in, self.child_out, 2]
+        self.out = os.fdopen(self.read, "r")
+
+    def started(self):
+        """The worker has its own by now."""
+        os.close(self.child_in)
+        os.close(self.child_out)
+
+    def close(self):
+        os.close(self.write)
+        self.out.close()
+
+
+def until(condition, what):
+    end_s = SYSTEM_CLOCK.monotonic_s() + LIMIT_S
+    while not condition():
+        assert SYSTEM_CLOCK.monotonic_s() < end_s, what
+        SYSTEM_CLOCK.sleep(0.01)
+
+
+def gone(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except FileNotFoundError:
+        return True

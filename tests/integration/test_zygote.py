@@ -12,34 +12,13 @@ import pytest
 from elastic.clock import SYSTEM_CLOCK
 from elastic.launch import ready as module
 from elastic.launch.processes import WakePipe, WorkerProcesses
-from elastic.launch.ready import ReadyWorkers
 from elastic.lifetime import AGENT_PID
 from elastic.local.node import children
-from tests.harness.both_ways import BothWays
+from tests.harness.both_ways import LIMIT_S, BothWays, Pipes, Ready, gone, until
 
 pytestmark = pytest.mark.integration
 
-LIMIT_S = 60.0
 ROOT = str(Path(__file__).resolve().parents[2])
-
-
-class Ready(ReadyWorkers):
-    """With what it says kept."""
-
-    def __init__(self, name="", **more):
-        environ = {**os.environ, "OMP_NUM_THREADS": "1", **more}
-        super().__init__(module=name, command_bytes=300, environ=environ, clock=SYSTEM_CLOCK)
-        self.notices: list[str] = []
-        self.wake = WakePipe()
-        self.attach(emit=lambda event: self.notices.append(event.text), wake=self.wake, interrupted=lambda: False)
-
-    @property
-    def zygote(self):
-        return self._zygote.process.pid
-
-    def stop(self):
-        super().stop()
-        self.wake.close()
 
 
 @pytest.fixture(scope="module")
@@ -75,40 +54,7 @@ def own(tmp_path):
         each.stop()
 
 
-def until(condition, what):
-    end_s = SYSTEM_CLOCK.monotonic_s() + LIMIT_S
-    while not condition():
-        assert SYSTEM_CLOCK.monotonic_s() < end_s, what
-        SYSTEM_CLOCK.sleep(0.01)
-
-
-def gone(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-    except FileNotFoundError:
-        return True
-
-
 WAIT = "import sys; print('up', flush=True); sys.stdin.read()"
-
-
-class Pipes:
-    """Standard files of a worker that the test talks to."""
-
-    def __init__(self):
-        self.child_in, self.write = os.pipe()
-        self.read, self.child_out = os.pipe()
-        self.files = [self.child_in, self.child_out, 2]
-        self.out = os.fdopen(self.read, "r")
-
-    def started(self):
-        """The worker has its own by now."""
-        os.close(self.child_in)
-        os.close(self.child_out)
-
-    def close(self):
-        os.close(self.write)
-        self.out.close()
 
 
 @pytest.fixture
@@ -126,6 +72,10 @@ def test_the_worker_is_ours_and_the_zygote_is_clean(ways):
     assert children(ways.ready.zygote) == [], "what it forked is not left to it"
     assert (zygote / "comm").read_text() == "elastic-zygote\n"
     assert ways.ready.notices == []
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):  # as a batch system sends them to all
+        os.kill(ways.ready.zygote, number)
+    assert ways.forked(ways.script("import signal; signal.raise_signal(15)")).exit_code == -signal.SIGTERM
+    assert ways.ready.zygote == int(zygote.name)
 
 
 @pytest.mark.exhaustive
@@ -290,6 +240,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.exhaustive
 def test_loaders_processes_and_threads_work_in_a_fork(ways):
     seen = ways.forked(ways.script(LOADER))
     assert (seen.exit_code, seen.err) == (0, "")

@@ -10,12 +10,19 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing import api as processes
 from torch.distributed.launcher import api as launcher
 
-from elastic.config.model import Settings
+from elastic.config.model import LaunchSettings, Settings
 from elastic.errors import UsageError
-from elastic.launch.entry import _check_split, torchrun_command
+from elastic.launch.entry import _check_split, _ready_workers, torchrun_command
 from elastic.launch.signals import LeaveSignals
 from elastic.launch.stage import threads_for
-from elastic.launch.torch_details import TorchChanged, missing_details, put_agent_in_place, take_signals
+from elastic.launch.torch_details import (
+    TorchChanged,
+    handler_with,
+    missing_details,
+    put_agent_in_place,
+    take_signals,
+    take_starts,
+)
 from elastic.launch.worker_main import run_worker
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -98,10 +105,59 @@ class TestDetails:
         monkeypatch.setattr("elastic.launch.torch_details.LocalElasticAgent", Other)
         monkeypatch.setattr(processes, "PContext", Other)
         monkeypatch.setattr(processes, "SubprocessContext", Other)
+        monkeypatch.setattr("elastic.launch.torch_details.SubprocessHandler", Other)
         found = ", ".join(missing_details())
         for word in ("_invoke_run", "_start_workers", "_shutdown", "_pcontext", "_terminate_process_handler"):
             assert word in found
-        assert "subprocess_handlers" in found
+        for word in ("subprocess_handlers", "get_subprocess_handler", "_popen", "_stdout", "_stderr"):
+            assert word in found
+
+    def test_ours_is_asked_for_each_worker_and_torchs_own_where_it_declines(self, monkeypatch, tmp_path):
+        monkeypatch.setattr(processes, "get_subprocess_handler", processes.get_subprocess_handler)
+        asked = []
+        take_starts(handler_with(lambda command, environ, files: asked.append((command, environ["ONE"], files))))
+        handler = processes.get_subprocess_handler(
+            entrypoint="sh",
+            args=("-c", "echo $ONE"),
+            env={"ONE": "1"},
+            stdout=str(tmp_path / "out"),
+            stderr="",
+            local_rank_id=0,
+            numa_options=None,
+        )
+        assert handler.proc.wait() == 0
+        assert (tmp_path / "out").read_text() == "1\n"
+        assert asked == [(("sh", "-c", "echo $ONE"), "1", [0, handler._stdout.fileno(), 2])]
+        handler._stdout.close()
+        taken = object()
+        take_starts(handler_with(lambda *_: taken))
+        more = {"stdout": "", "stderr": "", "local_rank_id": 0, "numa_options": None}
+        assert processes.get_subprocess_handler(entrypoint="x", args=(), env={}, **more).proc is taken
+
+
+class TestReadyWorkers:
+    def wanted(self, command, **launch):
+        settings = Settings(launch=LaunchSettings(**launch))
+        return _ready_workers(settings, command, environ={"A": "1"})
+
+    def test_our_worker_has_the_jobs_module_imported(self, monkeypatch):
+        monkeypatch.chdir(ROOT)
+        found = self.wanted(torchrun_command([*TORCHRUN, "elastic/worker.py"]))
+        assert found._module == "jobs.pretrain_lm"
+        assert found._environ == {"A": "1", "OMP_NUM_THREADS": "1"}
+        found.stop()
+
+    def test_of_another_script_nothing_is_known(self):
+        found = self.wanted(torchrun_command([*TORCHRUN, "train.py", "--epochs", "3"]))
+        assert found._module == ""
+        found.stop()
+
+    def test_when_there_are_none(self):
+        script = torchrun_command([*TORCHRUN, "train.py"])
+        assert self.wanted(script, ready_workers=False) is None
+        assert self.wanted(torchrun_command([*TORCHRUN, "--no-python", "./train"])) is None
+        assert self.wanted(torchrun_command([*TORCHRUN, "--numa-binding=node", "train.py"])) is None
+        assert self.wanted(torchrun_command(["pytest"])) is None
 
 
 class TestSignals:

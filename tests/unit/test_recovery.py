@@ -53,6 +53,17 @@ class TestWatch:
         assert (found.cause, found.seconds, found.lost_steps) == (Cause.WORKER_SIGNAL, 2.5, 5)
         assert watch.committed(committed(27), generation=2, now_s=13.0) is None, "it is told once"
 
+    @pytest.mark.parametrize(
+        ("started", "path"), [(["refork", "reexec", "refork"], "reexec"), (["refork"] * 2, "refork"), ([], "rejoin")]
+    )
+    def test_it_took_the_slowest_way_in_which_a_worker_was_started(self, started, path):
+        watch = watch_at(30)
+        watch.started("reexec")
+        watch.fault(Cause.WORKER_SIGNAL, generation=1, now_s=10.0)
+        for each in started:
+            watch.started(each)
+        assert watch.committed(committed(31), generation=2, now_s=12.5).path == path
+
     def test_a_planned_end_counts_the_steps_done_until_then(self):
         watch = watch_at(30)
         watch.fault(Cause.NODE_JOINED, generation=1, now_s=10.0)
