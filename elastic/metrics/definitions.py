@@ -145,6 +145,13 @@ RESTARTS = _counter(
     "elastic_restarts_total", "Worker processes started again on this node, by what ended the last generation.",
     reason=CAUSES,
 )  # fmt: skip
+WORKERS_STAYED = _counter(
+    "elastic_workers_stayed_total", "Workers of this node that kept process and state when the membership changed."
+)
+REPLICAS_DIFFERED = _counter(
+    "elastic_replicas_differed_total",
+    "Workers that had come equally far with other bits than the rest. Mended, and counted on rank 0's node.",
+)
 FAILURES_TOTAL = _counter(
     "elastic_failures_total",
     "Faults: workers that failed on this node, and nodes lost (counted by the leader). A worker that only lost its"
@@ -188,7 +195,9 @@ CHECKPOINT_SKIPPED = _counter(
     tier=TIERS,
 )  # fmt: skip
 RESTORES = _counter(
-    "elastic_restores_total", "Restores by where the state came from. Counted on rank 0's node.", tier=TIERS
+    "elastic_restores_total",
+    "Restores by where the state came from; process: rank 0's worker kept it. Counted on rank 0's node.",
+    tier=("process", *TIERS),
 )
 CHECKPOINT_FAILURES = _counter("elastic_checkpoint_failures_total", "Saves that did not become durable.")
 CHECKPOINT_FALLBACKS = _counter(
@@ -223,6 +232,8 @@ DEFINITIONS: tuple[Definition, ...] = (
     DATA_DIGEST,
     RESCALES,
     RESTARTS,
+    WORKERS_STAYED,
+    REPLICAS_DIFFERED,
     FAILURES_TOTAL,
     RECOVERY_DURATION,
     LAST_RECOVERY,

@@ -45,6 +45,8 @@ class Metrics(Collector):
             events.Rescaled: self._rescaled,
             events.NodeLost: self._node_lost,
             events.WorkerStarted: self._worker_started,
+            events.WorkerStayed: self._worker_stayed,
+            events.ReplicasDiffered: self._replicas_differed,
             events.WorkerLost: self._worker_lost,
             events.Recovered: self._recovered,
             events.JobEnded: self._job_ended,
@@ -112,6 +114,12 @@ class Metrics(Collector):
             self._first_generation = record.generation
         if record.generation > self._first_generation:  # A newcomer's first worker is no restart.
             self._values.add(of.RESTARTS, 1, self._cause)
+
+    def _worker_stayed(self, record: events.Record, event: events.WorkerStayed) -> None:
+        self._values.add(of.WORKERS_STAYED, 1)
+
+    def _replicas_differed(self, record: events.Record, event: events.ReplicasDiffered) -> None:
+        self._values.add(of.REPLICAS_DIFFERED, len(event.ranks))
 
     def _worker_lost(self, record: events.Record, event: events.WorkerLost) -> None:
         if event.cause in of.FAILURES:

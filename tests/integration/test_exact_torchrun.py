@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from elastic.events import StepCommitted, WorkerLost, read_records
+from elastic.events import StepCommitted, WorkerLost, WorkerStayed, read_records
 from elastic.local.cluster import Cluster
 from elastic.local.etcd import EtcdServer
 from tests.harness.survival import cluster, durable, exact_account, restored_steps, run_alone
@@ -98,6 +98,32 @@ def test_four_three_one_two_with_kills_at_random_moments(
         assert [run.wait_exit(name, limit_s=180) for name in last] == [0, 0]
         assert exact_account(run).steps == 800
         assert {r.event.world_size for r in steps(run.save_path)} == {1, 2, 3, 4}
+        assert_same_losses(run, tmp_path / "alone" / "checkpoint")
+        assert_same_bits(run.save_path, tmp_path / "alone" / "checkpoint")
+
+
+def test_twenty_four_kills_in_a_row(tmp_path: Path, etcd: EtcdServer) -> None:
+    """Workers of any node, at moments of chance: the others keep their processes, every bit is as if nothing was."""
+    draw, kills, names = random.Random(7), 24, "abc"
+    run_alone(tmp_path / "alone", steps=1500, **EXACT)
+    (tmp_path / "run").mkdir()
+    with cluster(tmp_path / "run", etcd.endpoint, steps=1500, **EXACT) as run:
+        for name in names:
+            run.start(name)
+        run.wait_step(5, world_size=3)
+        for _ in range(kills):
+            at = run.now()
+            generation = max(r.generation for r in run.follower.records)
+            (victim,) = run.nodes[draw.choice(names)].workers()
+            os.kill(victim, signal.SIGKILL)
+            back = run.wait_step(1, world_size=3, since=at, after=generation).event.iteration
+            run.wait_step(back + draw.randrange(1, 20), world_size=3, since=at, after=generation)
+        assert [run.wait_exit(name, limit_s=180) for name in names] == [0, 0, 0]
+        records = read_records(run.save_path / "events")
+        lost = [r for r in records if isinstance(r.event, WorkerLost) and "SIGKILL" in r.event.reason]
+        assert len(lost) == kills
+        assert sum(isinstance(r.event, WorkerStayed) for r in records) >= 2 * kills
+        assert exact_account(run).steps == 1500
         assert_same_losses(run, tmp_path / "alone" / "checkpoint")
         assert_same_bits(run.save_path, tmp_path / "alone" / "checkpoint")
 

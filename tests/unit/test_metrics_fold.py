@@ -220,7 +220,7 @@ def test_copies_in_memory_and_what_saves_cost(metrics):
     assert found["elastic_checkpoint_skipped_total", ("tier", "memory")] == 4
     assert found["elastic_checkpoint_last_step", ("tier", "memory")] == 50
     restores = {key[1][1]: value for key, value in found.items() if key[0] == "elastic_restores_total"}
-    assert restores == {"memory": 1, "disk": 1, "peer": 0, "other": 0}
+    assert restores == {"process": 0, "memory": 1, "disk": 1, "peer": 0, "other": 0}
 
 
 def test_restoring_shows_where_the_run_stands(metrics):
@@ -281,3 +281,16 @@ def test_repeated_requests_of_any_worker_count():
     for rank in (0, 1):
         metrics.apply(record(events.StorageRetried(reason="503"), rank=rank))
     assert samples(metrics)[("elastic_storage_retries_total",)] == 2
+
+
+def test_workers_that_stay_and_replicas_that_differ_are_counted(metrics):
+    metrics.apply(record(events.WorkerStayed(worker_rank=0, pid=1), generation=2))
+    metrics.apply(record(events.WorkerStayed(worker_rank=1, pid=2), generation=2))
+    metrics.apply(record(events.ReplicasDiffered(ranks=(2, 3), reason=""), rank=0))
+    restored = events.Restored(tier="process", iteration=5, consumed_samples=40, seconds=0.1, reason="")
+    metrics.apply(record(restored, rank=0))
+    found = samples(metrics)
+    assert found["elastic_workers_stayed_total",] == 2
+    assert found["elastic_replicas_differed_total",] == 2
+    assert found["elastic_restores_total", ("tier", "process")] == 1
+    assert sum(value for key, value in found.items() if key[0] == "elastic_restarts_total") == 0

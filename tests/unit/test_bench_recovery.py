@@ -1,0 +1,73 @@
+"""What the recovery benchmark reads out of records, and when it says that a target is met."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from elastic.events import Cause, GroupReady, Record, Restored, StepCommitted, WorkerStarted, WorldFormed
+from tests.bench.recovery import rows
+from tests.bench.recovery_rounds import OwnRound, Recovery, recovery
+from tests.bench.stock import StockResult
+
+
+def record(time_s: float, generation: int, event: Any) -> Record:
+    return Record(time_s=time_s, node="a", rank=0, generation=generation, event=event)
+
+
+def step(time_s: float, generation: int, iteration: int) -> Record:
+    event = StepCommitted(
+        iteration=iteration, start=0, stop=8, ranges=((0, 8),), step_samples=8, step_digest=0, run_digest=0, loss=1.0,
+        world_size=2, seconds=0.1,
+    )  # fmt: skip
+    return record(time_s, generation, event)
+
+
+FORMED = WorldFormed(
+    world_size=2, nodes=("a", "b"), node_count=2, node_rank=0, cause=Cause.WORKER_EXIT, reason="", seconds=0.0,
+    leader=True,
+)  # fmt: skip
+
+
+def test_stages_and_lost_steps():
+    records = [
+        *(step(9.0, 1, 20), step(10.2, 1, 21)),
+        record(10.3, 2, FORMED),
+        record(10.45, 2, WorkerStarted(worker_rank=0, pid=1, path="refork")),
+        record(10.5, 2, GroupReady(backend="gloo", seconds=0.01)),
+        record(10.6, 2, GroupReady(backend="gloo", seconds=0.01)),
+        record(10.8, 2, Restored(tier="peer", iteration=19, consumed_samples=0, seconds=0.1, reason="")),
+        *(step(11.0, 2, 20), step(11.5, 2, 21)),
+    ]
+    found = recovery(records, generation=1, at_s=10.0, step_s=0.1)
+    assert found.seconds == pytest.approx(1.0)
+    assert found.beyond_s == pytest.approx(0.9)
+    assert found.lost_steps == 2
+    expected = {"agree": 0.3, "spawn": 0.15, "init": 0.15, "restore": 0.2, "first_step": 0.2}
+    assert found.stages == pytest.approx(expected)
+    assert sum(found.stages.values()) == pytest.approx(found.seconds)
+
+
+def test_a_target_that_is_missed_shows():
+    good = Recovery(seconds=0.3, step_s=0.1, stages={}, lost_steps=0)
+    late = replace(good, seconds=0.4)
+    one = OwnRound(
+        start_s=5.0, worker=[good], leader=[good], agent=[good], node=[good], last_but_one=[late], join_pause_s=0.5
+    )
+    stock = StockResult(start_s=36.0, worker_kill_s=41.0, node_kill_s=8.0, join_s=40.0)
+    met = {row.case.partition(" (")[0]: row.met for row in rows([one], [5.0], stock)}
+    assert met == {
+        "start of 3 nodes": True,
+        "SIGKILL one worker": True,
+        "SIGKILL one node": False,  # not 30 times as fast as stock's 8 s
+        "SIGKILL the node of rank 0": True,
+        "SIGKILL one node of two": False,  # 0.3 s beyond a step
+        "SIGKILL an agent only": True,
+        "a node joins: training paused": True,
+        "optimizer steps lost, at most": True,
+    }
+    one.worker = [replace(good, lost_steps=2)]
+    assert not rows([one], [5.0], stock)[-1].met
+    assert not rows([one], [4.0], stock)[0].met
