@@ -80,7 +80,7 @@ def test_the_steps_that_are_left_follow_the_world_and_asking_moves_nothing():
 
 
 def test_the_rate_is_one_curve_over_samples_at_any_world_size():
-    """Neither a function of the samples nor a scheduler of torch, stepped once a step, knows how many ranks there are."""
+    """No function of the samples, and no scheduler of torch stepped once a step, knows how many ranks there are."""
 
     def rates(group):
         found, schedulers = {}, []
