@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from elastic.distributed.group import Collectives
 from elastic.distributed.joining import join
 from elastic.distributed.replicate import Replica
+from elastic.distributed.strategy import Strategy
 from elastic.plan.batch import share
 from elastic.plan.tree import Spread
 from elastic.session.ending import exit_now
@@ -31,7 +32,7 @@ SIZES = {
     "full": GPTConfig(layers=6, width=320, heads=5, context=64, vocabulary=8192),
     "tiny": GPTConfig(layers=1, width=32, heads=2, context=16, vocabulary=64),
 }
-CONTENDERS = ("ddp", "plain", "exact")
+CONTENDERS = ("ddp", "plain", "exact", "parts", "exact parts")
 
 
 def make(contender: str, group: Collectives, *, size: str, slots: int) -> Callable[[], None]:
@@ -39,7 +40,6 @@ def make(contender: str, group: Collectives, *, size: str, slots: int) -> Callab
     config = SIZES[size]
     torch.manual_seed(0)
     net: nn.Module = GPT(config)
-    optimizer = adamw(net, learning_rate=1e-4, weight_decay=0.1)
     spread = Spread(tuple(share(slots, world_size=group.size, rank=rank) for rank in range(group.size)))
     own = spread.ranks[group.rank]
     draw = torch.Generator().manual_seed(group.rank)
@@ -47,6 +47,7 @@ def make(contender: str, group: Collectives, *, size: str, slots: int) -> Callab
     batch = (text[:, :-1], text[:, 1:])
     if contender == "ddp":
         ddp = DistributedDataParallel(net)
+        optimizer = adamw(net, learning_rate=1e-4, weight_decay=0.1)
 
         def ddp_step() -> None:
             for slot in own:
@@ -56,18 +57,30 @@ def make(contender: str, group: Collectives, *, size: str, slots: int) -> Callab
             optimizer.zero_grad()
 
         return ddp_step
-    replica = Replica(net, group, exact=contender == "exact")
+    lies = strategy(contender, net, group)
+    optimizer = adamw(net, learning_rate=1e-4, weight_decay=0.1)  # of the parts, where it is dealt out by now
+    lies.adopt(optimizer)
 
     def own_step() -> None:
-        replica.begin_step(spread)
+        lies.begin_step(spread)
         for slot in own:
-            replica.begin_round(slot, last=slot == own[-1])
+            lies.begin_round(slot, last=slot == own[-1])
             (loss_per_sample(net, batch).sum() / slots).backward()
-        replica.send()
-        replica.reduce()
+        lies.send()
+        lies.reduce()
         optimizer.step()
 
     return own_step
+
+
+def strategy(contender: str, net: nn.Module, group: Collectives) -> Strategy:
+    """How a contender's model lies on the ranks."""
+    if "parts" not in contender:
+        return Replica(net, group, exact=contender == "exact")
+    from elastic.distributed.fsdp import Sharded
+    from elastic.distributed.fsdp_exact import ExactSharded
+
+    return (ExactSharded if "exact" in contender else Sharded)(net, group)
 
 
 def block(step: Callable[[], None], *, steps: int) -> tuple[float, float]:
@@ -90,16 +103,18 @@ def main() -> None:
     parser.add_argument("--slots", type=int, required=True)
     parser.add_argument("--blocks", type=int, required=True)
     parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, required=True)
     args = parser.parse_args()
     torch.set_num_threads(1)
     world = World.from_environ(os.environ)
     group = join(world)
-    steps = {name: make(name, group, size=args.size, slots=args.slots) for name in CONTENDERS}
+    steps = {name: make(name, group, size=args.size, slots=args.slots) for name in args.contenders}
     for step in steps.values():
         block(step, steps=2)
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in CONTENDERS}
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in args.contenders}
     for turn in range(args.blocks):
-        for name in CONTENDERS[turn % 3 :] + CONTENDERS[: turn % 3]:
+        first = turn % len(args.contenders)
+        for name in args.contenders[first:] + args.contenders[:first]:
             found[name].append(block(steps[name], steps=args.steps))
     if world.rank == 0:
         print(json.dumps(found), flush=True)

@@ -21,6 +21,7 @@ from elastic.job import Evaluation, Job
 from elastic.loop import run_job
 from elastic.plan.batch_mode import BatchMode, RateRule, batching
 from elastic.plan.outlook import Stand, outlook
+from elastic.plan.progress import warmup_cosine
 from tests.harness.ranks import run_tensor_ranks
 from tests.harness.training import course, dataset, model, per_sample, train
 
@@ -66,6 +67,43 @@ def test_every_rank_takes_its_batch_and_every_sample_is_used_once():
         )
     samples = [sample for start, stop in used for sample in range(start, stop)]
     assert samples == list(range(120))
+
+
+def test_the_steps_that_are_left_follow_the_world_and_asking_moves_nothing():
+    """120 samples in steps of 6 for each rank; after 54 of them at three ranks one is left."""
+    after = Restored(reason="a test", iteration=3, consumed_samples=54)
+    for size, restored, left in ((1, None, 20), (2, None, 10), (3, None, 7), (1, after, 11), (2, after, 6)):
+        at = course(size=size, restored=restored, **PER_RANK)
+        began = at.consumed_samples
+        assert [at._plan.steps_left(at.consumed_samples) for _ in range(3)] == [left] * 3
+        assert at.consumed_samples == at._loader.position == began
+
+
+def test_the_rate_is_one_curve_over_samples_at_any_world_size():
+    """No function of the samples, and no scheduler of torch stepped once a step, knows how many ranks there are."""
+
+    def rates(group):
+        found, schedulers = {}, []
+
+        def body(net, optimizer, step):
+            if not schedulers:
+                schedulers.append(torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.5))
+            for batch in step.micro_batches():
+                step.backward(per_sample(net, batch))
+            optimizer.step()
+            schedulers[0].step()
+            found[step.stop] = (
+                warmup_cosine(step.stop, warmup_samples=30, total_samples=80),
+                schedulers[0].get_last_lr()[0],
+            )
+
+        train(group, body=body, steps=8)
+        return found
+
+    expected = rates(Alone())
+    assert len(set(expected.values())) == 8
+    for size in (2, 4):
+        assert run_tensor_ranks(size, rates) == [expected] * size
 
 
 def test_saves_come_at_the_same_samples_at_any_world_size():
