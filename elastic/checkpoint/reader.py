@@ -24,7 +24,7 @@ from elastic.checkpoint.restoring import Attempt, Plan, plan_restore
 from elastic.checkpoint.rng import apply_rng
 from elastic.checkpoint.root import RootIdentity
 from elastic.checkpoint.seams import Committer, Group, Settings
-from elastic.checkpoint.state import Captured, prepare, wanted_cuts
+from elastic.checkpoint.state import Captured, overwritable, prepare, wanted_cuts
 from elastic.checkpoint.storage import Storage
 from elastic.checkpoint.supply import Supply
 from elastic.checkpoint.survey import Survey
@@ -184,7 +184,12 @@ class Reader:
         attempt = Attempt(directory="memory", iteration=iteration, manifest_digest=None, reason=chosen.reason)
         everywhere = len(chosen.holders) == self._group.size
         found = (mine.manifest, dict(mine.images)) if everywhere and mine else fetch(chosen, mine, group=self._group)
-        result = self._try(attempt, plan, tracked, lambda: (captured_from(*found), found[0]), tier="memory")
+
+        def read() -> tuple[Captured, Manifest]:
+            live, fits = overwritable(tracked), partial(prepare, tracked=tracked)
+            return captured_from(*found, live=live, fits=fits), found[0]
+
+        result = self._try(attempt, plan, tracked, read, tier="memory")
         if isinstance(result, Restored):
             self.ancestors, self.durable = tuple(told["ancestors"]), told["durable"]
             return result
@@ -282,7 +287,12 @@ class Reader:
             )
         directory, weights_only = attempt.directory, plan.weights_only
         if not (cuts := wanted_cuts(manifest.values, tracked)):
-            return read_iteration(directory, manifest, storage=source, weights_only=weights_only), manifest
+            live = overwritable(tracked, weights_only=weights_only)
+            fits = partial(prepare, tracked=tracked, weights_only=weights_only)
+            captured = read_iteration(
+                directory, manifest, storage=source, weights_only=weights_only, live=live, fits=fits
+            )
+            return captured, manifest
         rank = self._group.rank
         return (
             read_own_parts(directory, manifest, storage=source, cuts=cuts, rank=rank, weights_only=weights_only),

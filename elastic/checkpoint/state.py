@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from elastic.checkpoint import modules, optimizers
 from elastic.checkpoint.cuts import Cut
 from elastic.checkpoint.modules import Difference
+from elastic.checkpoint.placing import apart
 from elastic.checkpoint.sharded import part_of, state_names
 from elastic.checkpoint.shards import describe
 from elastic.checkpoint.values import check_references, decode, encode
@@ -102,6 +103,26 @@ def wanted_cuts(values: Mapping[str, Any], tracked: Mapping[str, Any]) -> dict[s
             if member in own:
                 wanted[tensor] = own[member]
     return wanted
+
+
+def overwritable(tracked: Mapping[str, Any], *, weights_only: bool = False) -> dict[str, Tensor]:
+    """The tensors that a restore gives other values, by the name that they are stored under: those of modules, and
+    what optimizers keep for parameters. None where something is dealt out over ranks.
+
+    Raises:
+        CheckpointError: as `capture`.
+    """
+    parts = _sort(tracked)
+    live: dict[str, Tensor] = {}
+    if _own_cuts(parts):
+        return live
+    for module, prefix in parts.modules.values():
+        live |= modules.capture_module(module, prefix=prefix).tensors
+    names = _parameter_names(parts)
+    for key, (optimizer, prefix) in ({} if weights_only else parts.optimizers).items():
+        state = optimizers.capture_optimizer(optimizer, key=key, names=names, prefix=prefix, cuts={})
+        live |= {name: state.tensors[name] for _, name in state_names(state.plain["state"])}
+    return apart(live)
 
 
 def prepare(captured: Captured, tracked: Mapping[str, Any], *, weights_only: bool = False) -> Callable[[], None]:
