@@ -37,7 +37,7 @@ class Gathered(PosixStorage):
         return self._files[path] if path in self._files else self._behind.read(path)
 
     def open_bulk(self, path: str) -> AbstractContextManager[BulkFile]:
-        return nullcontext(_Kept(memoryview(self.read(path))))
+        return nullcontext(BytesFile(memoryview(self.read(path))))
 
     def read_part(self, path: str, start: int, stop: int) -> bytes:
         return self.read(path)[start:stop]
@@ -49,8 +49,8 @@ class Gathered(PosixStorage):
         return self._behind.names(path)
 
 
-class _Kept:
-    """A file that is in memory."""
+class BytesFile:
+    """A `BulkFile` that is in memory."""
 
     def __init__(self, data: memoryview) -> None:
         self._data = data

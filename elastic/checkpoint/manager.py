@@ -10,7 +10,6 @@ from typing import Any
 from elastic import events
 from elastic.checkpoint.background import Start, at_once, in_thread
 from elastic.checkpoint.caretaker import Caretaker
-from elastic.checkpoint.commit import Outcome
 from elastic.checkpoint.draft import SaveMeta, common_of, draft_of
 from elastic.checkpoint.flight import Flight, SaveResult, unsaved
 from elastic.checkpoint.image import Image
@@ -18,6 +17,7 @@ from elastic.checkpoint.layout import Health
 from elastic.checkpoint.locating import storage_for
 from elastic.checkpoint.manifest import Manifest
 from elastic.checkpoint.memory import MemoryTier
+from elastic.checkpoint.outcome import Outcome
 from elastic.checkpoint.places import Places
 from elastic.checkpoint.policy import SaveVerdict, judge_health, save_due
 from elastic.checkpoint.reader import Reader

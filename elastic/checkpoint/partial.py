@@ -70,7 +70,9 @@ class VerifiedFile:
         """
         size_bytes = self._facts.size_bytes
         try:
-            start = self.read(0, min(size_bytes, self._facts.chunks[0][0] if self._facts.chunks else size_bytes))
+            start = self.read(
+                0, min(size_bytes, max(8, self._facts.chunks[0][0]) if self._facts.chunks else size_bytes)
+            )
             end = 8 + header_bytes(start[:8], size_bytes=size_bytes, what=self._name)
             text = start[8:end] if end <= len(start) else self.read(8, end)
             return parse_header(text, size_bytes=size_bytes, what=self._name)

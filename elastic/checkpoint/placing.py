@@ -84,9 +84,9 @@ def read_placed(
     """
     start = min((each.begin for each in entries), default=facts.size_bytes)
     tensors = _homes(entries, live)
-    targets = [(0, memoryview(bytearray(start)))]
+    targets = [(0, memoryview(bytearray(start)))]  # what stands before them was verified when it was parsed
     targets += [(each.begin, _bytes_of(tensors[each.name])) for each in entries if each.begin < each.end]
-    chunks = _chunks(facts, targets)
+    chunks = [each for each in _chunks(facts, targets) if each.end > start]
     spans = _spans(_batches(chunks), max(1, min(threads, facts.size_bytes // _SPAN_BYTES)))
     try:
         with storage.open_bulk(path) as file:
@@ -143,7 +143,7 @@ def _batches(chunks: Sequence[_Chunk]) -> list[list[_Chunk]]:
     size_bytes = _BATCH_BYTES
     for each in chunks:
         size_bytes += each.end - each.begin
-        if size_bytes > _BATCH_BYTES or len(batches[-1]) >= _BATCH_CHUNKS:
+        if not batches or size_bytes > _BATCH_BYTES or len(batches[-1]) >= _BATCH_CHUNKS:
             batches.append([])
             size_bytes = each.end - each.begin
         batches[-1].append(each)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -41,17 +41,18 @@ def read_manifest(directory: str, *, storage: Storage, manifest_digest: str) -> 
         raise CheckpointDamaged(str(error)) from error
 
 
-def read_iteration(
+def begin_iteration(
     directory: str, manifest: Manifest, *, storage: Storage, weights_only: bool = False,
-    live: Mapping[str, Tensor] | None = None, fits: Callable[[Captured], object] = lambda captured: None,
-) -> Captured:  # fmt: skip
-    """All tensors of an iteration, verified. Files that the manifest does not name do not exist.
+    fits: Callable[[Captured], object] = lambda captured: None,
+) -> Callable[[Mapping[str, Tensor]], Captured]:  # fmt: skip
+    """All tensors of an iteration, in two steps. Files that the manifest does not name do not exist.
 
-    `live`: tensors by name that are read into where that can be done, and then stand in what is returned. They are not
-    touched before `fits` was given the state without its numbers, and did not raise.
+    First what can be known without them: `fits` is given the state without its numbers. What is returned then reads
+    and verifies them; it is given tensors by name that may be read into, where that can be done, and these stand in
+    the state. Where `fits` was not asked, since parts are to be put together first, they are left alone.
 
     Raises:
-        CheckpointDamaged: a file is not what the manifest says; the message names it. `live` is partly overwritten.
+        CheckpointDamaged: a file is not what the manifest says; the message names it.
     """
     shards = {
         name: shard.kind
@@ -66,29 +67,43 @@ def read_iteration(
     metadata = others.get(METADATA, b"")
     headers = {name: _header(directory, name, manifest.files[name], storage) for name in shards}
     known = [each.name for entries in headers.values() for each in entries or ()]
-    if not live or None in headers.values() or len(set(known)) < len(known):
-        live = {}  # there are parts to be put together, or types that only the format's library knows
-    else:
+    whole = None not in headers.values() and len(set(known)) == len(known)
+    if whole:
         fits(_captured(manifest, {n: (shards[n], meta_tensors(e or ())) for n, e in headers.items()}, metadata))
-    files: dict[str, tuple[ShardKind, dict[str, Tensor]]] = {}
-    for name, kind in shards.items():
-        facts, entries = manifest.files[name], headers[name]
-        if entries is None or not isinstance(storage, BulkReader):
-            files[name] = kind, decode_file(_verified(directory, name, facts, storage), file_name=name)
-        else:
-            path, threads = os.path.join(directory, name), torch.get_num_threads()
-            files[name] = (
-                kind,
-                read_placed(path, facts, entries, live=live, storage=storage, name=name, threads=threads),
-            )
-    return _captured(manifest, files, metadata)
+
+    def read(live: Mapping[str, Tensor]) -> Captured:
+        files: dict[str, tuple[ShardKind, dict[str, Tensor]]] = {}
+        for name, kind in shards.items():
+            into = live if whole else {}
+            files[name] = kind, _tensors(directory, name, manifest.files[name], headers[name], into, storage)
+        return _captured(manifest, files, metadata)
+
+    return read
+
+
+def read_iteration(directory: str, manifest: Manifest, *, storage: Storage, weights_only: bool = False) -> Captured:
+    """All tensors of an iteration in memory of their own. Raises CheckpointDamaged."""
+    return begin_iteration(directory, manifest, storage=storage, weights_only=weights_only)({})
+
+
+def _tensors(
+    directory: str, name: str, facts: FileFacts, entries: Sequence[TensorEntry] | None, live: Mapping[str, Tensor],
+    storage: Storage,
+) -> dict[str, Tensor]:  # fmt: skip
+    if entries is None or not isinstance(storage, BulkReader):
+        return decode_file(_verified(directory, name, facts, storage), file_name=name)
+    path, threads = os.path.join(directory, name), torch.get_num_threads()
+    return read_placed(path, facts, entries, live=live, storage=storage, name=name, threads=threads)
 
 
 def _header(directory: str, name: str, facts: FileFacts, storage: Storage) -> tuple[TensorEntry, ...] | None:
     """What a file holds, where it can be read straight to where its tensors are to be."""
     if not facts.chunks or not isinstance(storage, BulkReader):
         return None
-    entries = VerifiedFile(directory, name, facts, storage=storage).entries()
+    try:
+        entries = VerifiedFile(directory, name, facts, storage=storage).entries()
+    except CheckpointDamaged:
+        return None  # all of it is read then, which tells more of the damage
     return entries if all(each.dtype in DTYPES for each in entries) else None
 
 

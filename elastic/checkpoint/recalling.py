@@ -8,7 +8,7 @@ An older generation's copy may be of a line that others left meanwhile; without 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -169,22 +169,18 @@ def _about(held: Held) -> dict[str, Any]:
     }
 
 
-def captured_from(
-    manifest: Manifest, images: dict[str, memoryview], *, live: Mapping[str, Tensor],
-    fits: Callable[[Captured], object],
-) -> Captured:  # fmt: skip
-    """A state from its images. What an optimizer keeps is copied, since the images will be written again: into `live`,
-    its own tensors, where that can be done, but not before `fits` was given the state and did not raise.
+def kept_of(viewed: Captured, *, live: Mapping[str, Tensor]) -> Captured:
+    """The same with copies of what an optimizer keeps, since images will be written again: in `live`, its own
+    tensors, where that can be done."""
+    return replace(viewed, opt=_kept(viewed.opt, live))
+
+
+def viewed_in(manifest: Manifest, images: Mapping[str, memoryview]) -> Captured:
+    """A state as it lies in its images.
 
     Raises:
         CheckpointDamaged: they are not what the manifest says.
     """
-    viewed = _viewed(manifest, images)
-    fits(viewed)
-    return replace(viewed, opt=_kept(viewed.opt, live))
-
-
-def _viewed(manifest: Manifest, images: Mapping[str, memoryview]) -> Captured:
     parts: dict[ShardKind, dict[str, Tensor]] = {ShardKind.MODEL: {}, ShardKind.OPT: {}}
     notes = manifest.values.get("tensors", {})
     for name, image in images.items():
