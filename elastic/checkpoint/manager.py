@@ -26,7 +26,7 @@ from elastic.checkpoint.root import RootIdentity
 from elastic.checkpoint.saving_apart import begin_saving
 from elastic.checkpoint.seams import Committer, Group, Settings, check_settings
 from elastic.checkpoint.snapshots import Snapshots
-from elastic.checkpoint.state import Captured, capture
+from elastic.checkpoint.state import Captured, capture, dealt_out
 from elastic.checkpoint.storage import Storage
 from elastic.checkpoint.taking import Taker
 from elastic.clock import SYSTEM_CLOCK, Clock
@@ -68,15 +68,14 @@ class CheckpointManager:
         self._nonce = nonce
         self._generation = generation
         self._places = places
-        self._every_steps, self._by_distance = settings.save_interleaved_steps, False
+        self._every_steps, self._by_distance, self._began_at = settings.save_interleaved_steps, False, 0
         self._committed: int | None = None
         self._failed_at: int | None = None
-        self._failures = 0
+        self._failures = self._skipped = 0
         self._ancestors: tuple[str, ...] = ()
         self._saved_at_s: float | None = None
         self._start: Start = in_thread if settings.save_mode == SaveMode.ASYNC else at_once
         self._flight: Flight | None = None
-        self._skipped = 0
         self._caretaker: Caretaker | None = None
         if identity is not None and settings.enable_save and (group.rank == 0 if places is None else places.lead):
             self._caretaker = Caretaker(
@@ -126,6 +125,7 @@ class CheckpointManager:
         )
         restored = reader.restore(tracked, recall=recall)
         self._snapshots.forget_newer(restored.iteration)
+        self._began_at = restored.iteration
         if restored.own:
             self._committed, self._ancestors = reader.durable, reader.ancestors
             if self._caretaker is not None:
@@ -156,14 +156,18 @@ class CheckpointManager:
             iteration,
             enable_save=self._settings.enable_save,
             every_steps=self._every_steps,
-            last_saved=self._committed
-            if self._flight is None or not self._by_distance
-            else self._flight.meta.iteration,
+            last_saved=self._last_saved(),
             failed_at=self._failed_at if self._flight is None else None,  # one that is under way is the next try
             failures=self._failures,
             counted=counted,
             by_distance=self._by_distance,
         )
+
+    def _last_saved(self) -> int | None:
+        """What a save under way will be counts for a distance; and before the first one, where training began."""
+        if self._flight is not None and self._by_distance:
+            return self._flight.meta.iteration
+        return self._began_at if self._committed is None and self._by_distance else self._committed
 
     def pace(self, *, every_steps: int) -> None:
         """From here on a save is due this many steps after the last one, whatever was set. The same on all ranks."""
@@ -274,7 +278,7 @@ class CheckpointManager:
         begun_s = self._clock.monotonic_s()
         captured, copied, fault = Captured(model={}, opt={}, values={}), None, None
         health = judge_health(meta.signs)
-        own = self._taker.own_to_save()
+        own = self._taker.own_to_save(dealt_out=dealt_out(tracked))
         try:
             captured = capture(tracked, weights_only=self._settings.no_save_optim)
             draft = self._draft(meta, identity, captured, health.status)

@@ -13,7 +13,7 @@ from elastic.checkpoint import modules, optimizers
 from elastic.checkpoint.cuts import Cut
 from elastic.checkpoint.modules import Difference
 from elastic.checkpoint.placing import apart
-from elastic.checkpoint.sharded import part_of, state_names
+from elastic.checkpoint.sharded import is_spread, part_of, state_names
 from elastic.checkpoint.shards import describe
 from elastic.checkpoint.values import check_references, decode, encode
 from elastic.errors import CheckpointError, ElasticError
@@ -103,6 +103,12 @@ def wanted_cuts(values: Mapping[str, Any], tracked: Mapping[str, Any]) -> dict[s
             if member in own:
                 wanted[tensor] = own[member]
     return wanted
+
+
+def dealt_out(tracked: Mapping[str, Any]) -> bool:
+    """Whether some module's tensors are spread over the ranks. Never raises, and is the same on all of them."""
+    modules_here = (each for each in tracked.values() if isinstance(each, nn.Module))
+    return any(is_spread(tensor) for module in modules_here for tensor in module.parameters())
 
 
 def overwritable(tracked: Mapping[str, Any], *, weights_only: bool = False) -> dict[str, Tensor]:

@@ -30,10 +30,13 @@ class Taker:
         """What only this rank has: its random states."""
         return {} if self.weights_only else capture_rng(self.group.rank)
 
-    def own_to_save(self) -> dict[str, Tensor]:
-        """The same, of all ranks where each node keeps everything. Every rank calls it. Raises PeerLost."""
+    def own_to_save(self, *, dealt_out: bool) -> dict[str, Tensor]:
+        """The same, of all ranks where each node keeps everything. Every rank calls it. Raises PeerLost.
+
+        `dealt_out`: whether no rank has the whole state, so that each writes files of its own in any case.
+        """
         own = self.own()
-        return own if self.places is None else exchange(own, group=self.group)
+        return own if self.places is None or dealt_out else exchange(own, group=self.group)
 
     def to_keep(self, captured: Captured) -> list[Shard]:
         """The files that this rank would write where all nodes share a directory; for a copy in memory."""
