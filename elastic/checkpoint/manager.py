@@ -10,7 +10,6 @@ from typing import Any
 from elastic import events
 from elastic.checkpoint.background import Start, at_once, in_thread
 from elastic.checkpoint.caretaker import Caretaker
-from elastic.checkpoint.commit import Outcome
 from elastic.checkpoint.draft import SaveMeta, common_of, draft_of
 from elastic.checkpoint.flight import Flight, SaveResult, unsaved
 from elastic.checkpoint.image import Image
@@ -18,6 +17,7 @@ from elastic.checkpoint.layout import Health
 from elastic.checkpoint.locating import storage_for
 from elastic.checkpoint.manifest import Manifest
 from elastic.checkpoint.memory import MemoryTier
+from elastic.checkpoint.outcome import Outcome
 from elastic.checkpoint.places import Places
 from elastic.checkpoint.policy import judge_health
 from elastic.checkpoint.reader import Reader
@@ -28,7 +28,7 @@ from elastic.checkpoint.saving_apart import begin_saving
 from elastic.checkpoint.schedule import Schedule
 from elastic.checkpoint.seams import Committer, Group, Settings, check_settings
 from elastic.checkpoint.snapshots import Snapshots
-from elastic.checkpoint.state import Captured, capture
+from elastic.checkpoint.state import Captured, capture, dealt_out
 from elastic.checkpoint.storage import Storage
 from elastic.checkpoint.taking import Taker
 from elastic.checkpoint.telling import restored_event, saved_event
@@ -72,8 +72,7 @@ class CheckpointManager:
         self._saved_at_s: float | None = None
         self._start: Start = in_thread if settings.save_mode == SaveMode.ASYNC else at_once
         self._flight: Flight | None = None
-        self._left: list[Flight] = []
-        self._skipped = 0
+        self._left, self._skipped = list[Flight](), 0
         self._snapshots = Snapshots(
             tier if settings.enable_save else None,
             rank=group.rank,
@@ -138,6 +137,7 @@ class CheckpointManager:
         )
         restored = reader.restore(tracked, recall=recall)
         self._snapshots.forget_newer(restored.iteration)
+        self.schedule.began_at = restored.iteration
         if restored.own:
             self.schedule.committed, self._ancestors = reader.durable, reader.ancestors
             if self._caretaker is not None:
@@ -288,7 +288,7 @@ class CheckpointManager:
         begun_s = self._clock.monotonic_s()
         captured, copied, fault = Captured(model={}, opt={}, values={}), None, None
         health = judge_health(meta.signs)
-        own = self._taker.own_to_save()
+        own = self._taker.own_to_save(dealt_out=dealt_out(tracked))
         try:
             captured = capture(tracked, weights_only=self._settings.no_save_optim)
             draft = self._draft(meta, identity, captured, health.status)

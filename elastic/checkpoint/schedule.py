@@ -12,6 +12,8 @@ class Schedule:
     def __init__(self, settings: Settings) -> None:
         self.committed: int | None = None
         """The last committed iteration; None: none is known."""
+        self.began_at = 0
+        """The iteration that training began at or was restored to."""
         self._enable_save = settings.enable_save
         self._every_steps, self._by_distance = settings.save_interleaved_steps, False
         self._failed_at: int | None = None
@@ -40,9 +42,15 @@ class Schedule:
             iteration,
             enable_save=self._enable_save,
             every_steps=self._every_steps,
-            last_saved=self.committed if under_way is None or not self._by_distance else under_way,
+            last_saved=self._last_saved(under_way),
             failed_at=self._failed_at if under_way is None else None,  # the one under way is the next try
             failures=self._failures,
             counted=counted,
             by_distance=self._by_distance,
         )
+
+    def _last_saved(self, under_way: int | None) -> int | None:
+        """What a save under way will be counts for a distance; and before the first one, where training began."""
+        if under_way is not None and self._by_distance:
+            return under_way
+        return self.began_at if self.committed is None and self._by_distance else self.committed
