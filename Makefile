@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .PHONY: help setup test test-all transcripts tables demo bench-recovery bench-rendezvous bench-checkpoint \
-  bench-data bench-exact bench-overhead lint types clean
+  bench-data bench-exact bench-overhead bench-goodput lint types clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,6 +57,9 @@ bench-exact: setup  ## the bits at each world size, and what numerics: exact cos
 
 bench-overhead: setup  ## what the whole system costs a step, beside a bare DDP loop on the same model
 	@$(PY) -m tests.bench.overhead
+
+bench-goodput: setup  ## what is left of ten minutes in which workers, nodes and etcd fail one after the other
+	@$(PY) -m tests.bench.goodput
 
 lint: setup  ## check style
 	@$(PY) -m ruff check .
