@@ -155,6 +155,15 @@ class Recovered(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LeaveAsked(Event):
+    """Somebody wants this node to leave. `source`: signal, drain, or who said that the machine is about to go."""
+
+    kind = "leave_asked"
+    source: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobEnded(Event):
     """This agent's job is over."""
 

@@ -90,8 +90,8 @@ class Agent(LocalElasticAgent):
             take_starts(self._starter)
             self._stage.start(slots=self._worker_group.spec.local_world_size)
             return self._generations()
-        except SignalException as signalled:
-            self._leave(signalled.sigval.name)
+        except SignalException:
+            self._leave(self._stage.signals.first)
 
     def _generations(self) -> RunResult:
         report: FailureReport | None = None
@@ -263,9 +263,9 @@ class Agent(LocalElasticAgent):
         told = self._stage.told(end.pid)
         return WorkerExit(rank=rank, pid=end.pid, exit_code=end.exit_code, order=end.order, told=told)
 
-    def _leave(self, signal_name: str) -> NoReturn:
+    def _leave(self, why: str) -> NoReturn:
         """A planned leave: finish the step, save, go; a second signal ends it at once."""
-        logger.info("received %s: finishing the step and leaving", signal_name)
+        logger.info("received %s: finishing the step and leaving", why)
         self._stage.signals.defer()
         self._stage.leave()
         if self._workers is not None:
@@ -273,7 +273,7 @@ class Agent(LocalElasticAgent):
             self._workers.let_end(limit_s=self._grace_s, hurry=lambda: len(self._stage.signals.received) > 1)
             if all(self._exit_of(local_rank).meant == ExitCode.DONE for local_rank in self._workers.ended):
                 self._end(Outcome.SUCCEEDED, ExitCode.DONE, "the run finished while leaving")
-        raise Preempted(f"left on {signal_name}; please requeue")
+        raise Preempted(f"left on {why}; please requeue")
 
     def _closed(self, closed: JobClosed) -> RunResult:
         if closed.outcome is not Outcome.SUCCEEDED:

@@ -21,6 +21,7 @@ from elastic.clock import Clock
 from elastic.config.model import Settings
 from elastic.events import AgentStarted, EventFile, WorldFormed
 from elastic.launch.interface import interface_of
+from elastic.launch.leaving import Wishes, listen
 from elastic.launch.likeness import likeness_of
 from elastic.launch.observer import Observer
 from elastic.launch.processes import WakePipe
@@ -87,6 +88,7 @@ class Stage:
             clock=clock,
             is_leader=lambda: self.coordinator.is_leader,
         )
+        self._wishes = Wishes(emit=self.observer.emit, leave=self.signals.ask)
         self._page = LeasePage.create()
         self._stack.callback(self._page.remove)
         self.handler = assemble(
@@ -103,6 +105,7 @@ class Stage:
             on_change=self.wake.wake,
             emit=self.observer.emit,
             page=self._page,
+            on_drain=self._wishes.drained,
         )
         self.coordinator = self.handler.coordinator
         limit_s = settings.rendezvous.unconfirmed_limit_s
@@ -163,6 +166,7 @@ class Stage:
         self.signals.check()
         self.coordinator.start(slots=slots, exporter=exporter, ask=self.ready is None)
         self._member = True
+        listen(self._wishes, settings=self._settings, drain=self.handler.drain, stack=self._stack)
         self.signals.check()
 
     def use(self, ready: ReadyWorkers) -> None:
