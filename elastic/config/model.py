@@ -270,11 +270,11 @@ class LaunchSettings:
 
     rejoin: bool = field(
         default=True,
-        metadata=_about("workers keep their process and state when the membership changes; false: they start again"),
+        metadata=about("workers keep their process and state when the membership changes; false: they start again"),
     )
     ready_workers: bool = field(
         default=True,
-        metadata=_about("fork workers from a process that has imported everything; false: each is a new Python"),
+        metadata=about("fork workers from a process that has imported everything; false: each is a new Python"),
     )
 
 
