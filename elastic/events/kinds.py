@@ -155,6 +155,18 @@ class Recovered(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class WorkerHung(Event):
+    """This node's worker did one thing for longer than it ever should: it is ended. `stacks`: the file with all's."""
+
+    kind = "worker_hung"
+    pid: int
+    doing: str
+    seconds: float
+    reason: str
+    stacks: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class LeaveAsked(Event):
     """Somebody wants this node to leave. `source`: signal, drain, or who said that the machine is about to go."""
 

@@ -185,6 +185,8 @@ class Agent(LocalElasticAgent):
                 for pid in found.stopped:
                     logger.warning("the worker with pid %d was stopped by somebody: it is killed", pid)
                     kill_stopped(pid)
+                for pid in found.hung:
+                    kill_stopped(pid)  # with all it forked: one that hangs hears no word
             else:
                 found = Finding(until_s=math.inf)
             now_s = clock.monotonic_s()

@@ -20,6 +20,8 @@ from elastic.checkpoint.survey import highest_generation
 from elastic.clock import Clock
 from elastic.config.model import Settings
 from elastic.events import AgentStarted, EventFile, WorldFormed
+from elastic.launch.hang import Bounds
+from elastic.launch.hang_watch import HangWatch
 from elastic.launch.interface import interface_of
 from elastic.launch.leaving import Wishes, listen
 from elastic.launch.likeness import likeness_of
@@ -40,7 +42,7 @@ from elastic.rendezvous.assemble import assemble
 from elastic.rendezvous.membership import Membership
 from elastic.rendezvous.model import FailureReport, Phase
 from elastic.rendezvous.model import World as Agreed
-from elastic.world import AGENT_SOCKET, ARENAS, EVENTS_PATH, JOB_ID, LEASE_PAGE, NODE
+from elastic.world import AGENT_SOCKET, ARENAS, EVENTS_PATH, JOB_ID, LEASE_PAGE, NODE, WATCH
 
 logger = logging.getLogger(__name__)
 
@@ -158,6 +160,7 @@ class Stage:
                 AGENT_PID: str(os.getpid()),
                 LEASE_PAGE: str(self._page.path),
                 ARENAS: ",".join(self._make_arenas(slots)),
+                WATCH: self._watch_hangs(slots),
                 **self._interface(),
                 **threads_for(self._settings.training.threads_per_worker, environ=os.environ),
             }
@@ -259,6 +262,19 @@ class Stage:
         for fd, _ in made:
             self._stack.callback(os.close, fd)
         return [path for _, path in made]
+
+    def _watch_hangs(self, slots: int) -> str:
+        node = self._settings.node
+        bounds = Bounds(least_s=node.hang_least_s, unknown_s=node.hang_unknown_s)
+        self.stall.hangs = HangWatch(
+            slots=slots,
+            bounds=bounds,
+            file=self._events_path,
+            emit=self.observer.emit,
+            clock=self.clock,
+            stack=self._stack,
+        )
+        return self.stall.hangs.paths
 
     def _start_exporter(self) -> str:
         wanted = self._settings.metrics

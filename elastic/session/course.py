@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from elastic.activity import Activity
 from elastic.checkpoint.draft import SaveMeta
 from elastic.checkpoint.places import share
 from elastic.checkpoint.policy import Signs
@@ -64,6 +65,7 @@ class Course:
         self._world = world
         self._emit = emit
         self._clock = clock
+        self.activity = Activity.of(world)
         self._group: Collectives = Alone() if group is None else group
         self._likeness = {} if likeness is None else {SAVED_AS: likeness.to_plain()}
         self._batching = _batching(settings, world)
@@ -141,6 +143,7 @@ class Course:
             spread=Spread(self._plan.spread(self.consumed_samples, world_size=self._world.size)),
             save_ready=save_ready,
             scaled=scaled,
+            activity=self.activity,
             judged=due(self.iteration + 1, self._counted(start, stop)) or stop >= self._total_samples,
         )
         self._step_began_s = self._clock.monotonic_s()

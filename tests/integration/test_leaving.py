@@ -10,23 +10,27 @@ from pathlib import Path
 import pytest
 
 from elastic.cli import main
-from elastic.events import CheckpointSaved, LeaveAsked, StepCommitted
+from elastic.events import LeaveAsked, Record, StepCommitted, read_records
 from elastic.local.cluster import Cluster
 from elastic.local.etcd import EtcdServer
 from elastic.local.node import Node, descendants
 from tests.harness.metadata import Metadata
-from tests.harness.survival import cluster, exact_account
+from tests.harness.survival import cluster, durable, exact_account
 
 pytestmark = pytest.mark.integration
 
 STEPS = 400
 
 
+def records(run: Cluster) -> list[Record]:
+    return read_records(run.save_path / "events")
+
+
 def leaves(run: Cluster, asked: LeaveAsked) -> None:
     """Node b goes with the documented code, a goes on to the end, and no step was done twice."""
     assert run.wait_exit("b", limit_s=30) == 75
     assert run.wait_exit("a", limit_s=90) == 0
-    told = [(record.node, record.event) for record in run.follower.records if isinstance(record.event, LeaveAsked)]
+    told = [(record.node, record.event) for record in records(run) if isinstance(record.event, LeaveAsked)]
     assert told == [("b", asked)]
     account = exact_account(run)
     assert (account.steps, account.recomputed_steps) == (STEPS, 0)
@@ -112,8 +116,8 @@ def test_a_signal_to_all_processes_of_a_node_while_it_saves(tmp_path: Path, etcd
 
 def goes_on(run: Cluster) -> None:
     """What was left behind is the last step done; the next start goes on from there, to the end."""
-    steps = [record.event.iteration for record in run.follower.records if isinstance(record.event, StepCommitted)]
-    saved = [record.event.iteration for record in run.follower.records if isinstance(record.event, CheckpointSaved)]
+    steps = [record.event.iteration for record in records(run) if isinstance(record.event, StepCommitted)]
+    saved = [record.event.iteration for record in records(run) if durable(record)]
     assert steps[-1] == saved[-1]
     run.start("again")
     assert run.wait_exit("again", limit_s=90) == 0
