@@ -40,6 +40,7 @@ class HangWatch:
         self._awake_since_s = 0.0
         self._wanted_s = clock.monotonic_s()
         self._saved = 0
+        self._told: set[int] = set()  # those on their way out
 
     @property
     def paths(self) -> str:
@@ -47,13 +48,17 @@ class HangWatch:
         return ",".join(f"{activity}:{stacks_}" for activity, stacks_ in (each.paths for each in self._places))
 
     def look(self, pids: Sequence[int]) -> tuple[dict[int, str], float]:
-        """Which of these workers hang, each with the reason, and when to look again. 0 for `unknown_s`: none do."""
+        """Which of these workers are newly found to hang, each with the reason, and when to look again.
+
+        With 0 for `unknown_s` none does.
+        """
         now_s = self._clock.monotonic_s()
         if now_s > self._wanted_s + ASLEEP_S:
             self._awake_since_s = now_s
         if not self._bounds.unknown_s:
             return {}, float("inf")
-        seen = [each for each in self._seen(pids) if not _is_traced(each.pid)]
+        self._told.intersection_update(pids)
+        seen = [each for each in self._seen(pids) if each.pid not in self._told and not _is_traced(each.pid)]
         outlook = judge(seen, now_s=now_s, awake_since_s=self._awake_since_s, bounds=self._bounds)
         self._wanted_s = min(outlook.until_s, now_s + ASLEEP_S)
         if outlook.hung:
@@ -65,6 +70,7 @@ class HangWatch:
 
     def _tell(self, hung: Sequence[Hung], pids: Sequence[int]) -> None:
         file = self._save(pids)
+        self._told.update(each.pid for each in hung)
         for each in hung:
             logger.warning("the worker with pid %d hangs: %s; stacks of all are in %s", each.pid, each.reason, file)
             doing = each.doing.name.lower()

@@ -143,6 +143,7 @@ def test_a_process_that_holds_the_interpreters_lock_is_told_with_its_stack(watch
             hung, _ = watch.look([process.pid])
             assert set(hung) == {process.pid}
             assert process.poll() is None, "asking for its stack must not end it"
+            assert watch.look([process.pid])[0] == {}, "told once"
         finally:
             process.kill()
     (event,) = watch.told
