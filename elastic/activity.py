@@ -40,10 +40,14 @@ class Doing(enum.IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Times:
-    """How often something was done to its end, and how long it took at most; old times count less and less."""
+    """How often something was done to its end, and how long it took: at most, and in all.
+
+    Of `longest_s` old times count less and less.
+    """
 
     count: int
     longest_s: float
+    total_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +62,7 @@ class Seen:
 
 
 _HEAD = struct.Struct("<qqq")  # pid, doing, since (ns)
-_ROW = struct.Struct("<qq")  # count, longest (ns)
+_ROW = struct.Struct("<qqq")  # count, longest (ns), total (ns)
 SIZE_BYTES = _HEAD.size + len(Doing) * _ROW.size
 _NS = 1_000_000_000
 _FADING = 0.9
@@ -79,6 +83,10 @@ class Activity:
         """Do this from now on; what was done until now has come to its end."""
         if self._page is not None:
             self._page.begin(doing, pid=os.getpid(), now_s=self._clock.monotonic_s())
+
+    def total_s(self, doing: Doing) -> float | None:
+        """How long this was done in all; None where nothing is noted."""
+        return None if self._page is None else self._page.seen().times[doing].total_s
 
     @contextmanager
     def during(self, doing: Doing) -> Iterator[None]:
@@ -132,15 +140,16 @@ class ActivityPage:
         owner, before, since = _HEAD.unpack_from(self._bytes)
         if owner == pid:
             place = _HEAD.size + before * _ROW.size
-            count, longest = _ROW.unpack_from(self._bytes, place)
-            _ROW.pack_into(self._bytes, place, count + 1, max(now - since, int(_FADING * longest)))
+            count, longest, total = _ROW.unpack_from(self._bytes, place)
+            took = now - since
+            _ROW.pack_into(self._bytes, place, count + 1, max(took, int(_FADING * longest)), total + took)
         _HEAD.pack_into(self._bytes, 0, pid, doing, now)
 
     def seen(self) -> Seen:
         """What it says now."""
         pid, doing, since = _HEAD.unpack_from(self._bytes)
         rows = (_ROW.unpack_from(self._bytes, _HEAD.size + each * _ROW.size) for each in Doing)
-        times = tuple(Times(count=count, longest_s=longest / _NS) for count, longest in rows)
+        times = tuple(Times(count=n, longest_s=longest / _NS, total_s=total / _NS) for n, longest, total in rows)
         return Seen(pid=pid, doing=Doing(doing), since_s=since / _NS, times=times)
 
     def close(self) -> None:

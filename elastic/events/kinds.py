@@ -249,6 +249,9 @@ class StepCommitted(Event):
     seconds: float
     skipped: str = ""
     """Why these samples changed nothing, as a policy wants it; "" for an ordinary step."""
+    own_s: float | None = None
+    """`seconds` without those in which this rank waited for others: who has many holds all up. None: not known."""
+    local_rank: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

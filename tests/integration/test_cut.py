@@ -11,6 +11,8 @@ pytestmark = pytest.mark.integration
 
 FREE_S = 5.0
 """A survivor may take so long on a busy machine; alone it takes milliseconds. Without a cut it takes for ever."""
+QUIET_S = 0.1
+"""No step for so long: the others stand still."""
 WORKS = ["sum", "replica", "tree", "sharded"]
 
 
@@ -22,6 +24,10 @@ def survive(made, victim, *, frozen):
     since_s = SYSTEM_CLOCK.monotonic_s()
     survivors = [rank for rank in made.ranks if rank is not victim]
     if frozen:
+        for rank in survivors:
+            while rank.heard("step", limit_s=QUIET_S):
+                pass  # an agent says so to workers that stand still, not before
+        since_s = SYSTEM_CLOCK.monotonic_s()
         for rank in survivors:
             rank.tell("cut")
     seconds = []
