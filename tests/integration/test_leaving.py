@@ -19,7 +19,7 @@ from tests.harness.survival import cluster, durable, exact_account
 
 pytestmark = pytest.mark.integration
 
-STEPS = 400
+STEPS = 200
 
 
 def records(run: Cluster) -> list[Record]:
@@ -40,7 +40,7 @@ def test_a_drained_node_leaves(tmp_path: Path, etcd: EtcdServer, capsys: pytest.
     with cluster(tmp_path, etcd.endpoint, steps=STEPS) as run:
         for name in ("a", "b"):
             run.start(name)
-        run.wait_step(40, world_size=2)
+        run.wait_step(20, world_size=2)
         command = ["drain", "b", f"--rdzv-endpoint={etcd.endpoint}", f"--save-path={run.save_path}"]
         assert main([*command, "--reason=new disk"]) == 0
         assert "b was asked to leave" in capsys.readouterr().out
@@ -61,7 +61,7 @@ def test_a_machine_that_is_to_go_leaves_and_its_last_warning_does_not_hurry_it(
         run.start("a")
         asks = {"ELASTIC__NODE__NOTICES": cloud, "ELASTIC__NODE__NOTICES_ADDRESS": metadata.address}
         node = run.start("b", ELASTIC__NODE__NOTICES_PAUSE_S="0.1", **asks)
-        run.wait_step(40, world_size=2)
+        run.wait_step(20, world_size=2)
         assert metadata.noticed == 0
         metadata.notice()
         run.wait(lambda record: isinstance(record.event, LeaveAsked), what="the notice", limit_s=20)
@@ -99,8 +99,8 @@ def test_a_signal_to_all_processes_of_a_node_in_a_long_moment(tmp_path: Path, et
 
 @pytest.mark.exhaustive
 def test_a_signal_to_all_processes_of_a_node_while_it_saves(tmp_path: Path, etcd: EtcdServer) -> None:
-    with cluster(tmp_path, etcd.endpoint, steps=STEPS, ELASTIC_FAILPOINT="checkpoint.3=stop") as run:
-        node = run.start("a")
+    with cluster(tmp_path, etcd.endpoint, steps=STEPS) as run:
+        node = run.start("a", ELASTIC_FAILPOINT="checkpoint.3=stop")
         stopped = run.wait_step(25)
         (worker,) = node.workers()
         assert stopped.event.iteration == 25
