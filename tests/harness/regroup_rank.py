@@ -104,7 +104,7 @@ def _until_lost(word: Word, work: Work, group: Collectives) -> dict[str, Any]:
             if told.item():
                 return {"told": True}
     except (PeerLost, RuntimeError) as error:
-        if not (group.broken or is_peer_lost(error)):
+        if not (isinstance(error, PeerLost) or group.broken or is_peer_lost(error)):
             raise
         group.cut()
         return {"lost": str(error)}
