@@ -17,6 +17,7 @@ EVENTS_PATH = "ELASTIC_EVENTS_PATH"
 COMMIT_RECORD = "ELASTIC_COMMIT_RECORD"
 LEASE_PAGE = "ELASTIC_LEASE_PAGE"
 ARENAS = "ELASTIC_ARENAS"
+WATCH = "ELASTIC_WATCH"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,10 +40,20 @@ class World:
     """File that this node's events are appended to."""
     arenas: tuple[str, ...] = ()
     """Memory that the agent keeps for its workers, two pieces for each in the order of local ranks."""
+    watch: tuple[str, ...] = ()
+    """Files that the agent watches its workers by, `activity:stacks` for each in the order of local ranks."""
     device: str = "cpu"
     """Where this worker computes: "cpu" or "cuda:N". Chosen by elastic.distributed, never by the job."""
     distributed: bool = False
     """Whether torchrun started this worker, so that a process group is to be joined."""
+
+    @property
+    def watched_by(self) -> tuple[str, str] | None:
+        """The paths of this worker's activity and stacks, where an agent of ours watches it."""
+        if self.local_rank >= len(self.watch):
+            return None
+        activity, _, stacks = self.watch[self.local_rank].partition(":")
+        return activity, stacks
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> World:
@@ -62,5 +73,6 @@ class World:
             lease_page=environ.get(LEASE_PAGE),
             events_path=environ.get(EVENTS_PATH),
             arenas=tuple(each for each in environ.get(ARENAS, "").split(",") if each),
+            watch=tuple(each for each in environ.get(WATCH, "").split(",") if each),
             distributed=True,
         )

@@ -70,6 +70,11 @@ def claim(
     return stored
 
 
+def identity_of(root: str) -> RootIdentity:
+    """Whose root it is. Raises UsageError where it is nobody's, or cannot be read."""
+    return _read(os.path.join(root, IDENTITY), storage_for(root))
+
+
 def write_problem(root: str, *, access: Callable[[str, int], bool] = os.access) -> str | None:
     """Why nothing can be written under an existing root, without writing to find out; None if it can."""
     if not os.path.isdir(root):

@@ -14,11 +14,19 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 import elastic
-from elastic.cli import audit_command, ckpt_command, config_command, demo_command, docs_command, plan_command
+from elastic.cli import (
+    audit_command,
+    ckpt_command,
+    config_command,
+    demo_command,
+    docs_command,
+    drain_command,
+    plan_command,
+)
 from elastic.cli.console import complain
 from elastic.errors import ElasticError, ExitCode, UsageError
 
-COMMANDS = (config_command, ckpt_command, audit_command, plan_command, demo_command, docs_command)
+COMMANDS = (config_command, ckpt_command, audit_command, plan_command, drain_command, demo_command, docs_command)
 
 
 class Parser(argparse.ArgumentParser):

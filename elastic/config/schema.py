@@ -9,7 +9,8 @@ import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from elastic.config.model import Rule, Scalar, Settings, rule_of
+from elastic.config.model import Scalar, Settings
+from elastic.config.rules import Rule, rule_of
 from elastic.errors import Problem
 
 ALIASES: Mapping[str, str] = {

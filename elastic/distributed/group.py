@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from elastic.activity import Activity, Doing
 from elastic.distributed.links import Links
 from elastic.distributed.peers import peer_errors
 from elastic.distributed.teardown import destroy
@@ -148,12 +149,16 @@ class Alone:
 class TorchGroup:
     """A torch.distributed group over the store that the agents made for this generation."""
 
-    def __init__(self, world: World, *, links: Links, excepthook: Callable[..., Any]) -> None:
-        """`links`: what was opened to make it. `excepthook`: the one before torch's, which is put back at the end."""
+    def __init__(
+        self, world: World, *, links: Links, excepthook: Callable[..., Any], activity: Activity | None = None
+    ) -> None:
+        """`links`: what was opened to make it. `excepthook`: the one before torch's, which is put back at the end.
+        `activity`: where this rank says that it waits for others."""
         self.rank = world.rank
         self.size = world.size
         self._links = links
         self._excepthook = excepthook
+        self._activity = activity or Activity(None)
         self._under_way: set[_Work] = set()
 
     @property
@@ -237,7 +242,7 @@ class TorchGroup:
     def _losing(self, doing: str) -> Iterator[None]:
         """Whoever loses a peer cuts itself off at once, since the others may be waiting for it."""
         try:
-            with peer_errors(doing, broken=lambda: self.broken):
+            with peer_errors(doing, broken=lambda: self.broken), self._activity.during(Doing.WAITING):
                 yield
         except PeerLost:
             self.cut()

@@ -12,6 +12,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from elastic.activity import Activity
 from elastic.distributed import cuda
 from elastic.distributed.group import Alone, Collectives, TorchGroup
 from elastic.distributed.links import Links
@@ -59,7 +60,7 @@ def join(world: World, *, links: Links | None = None, environ: Mapping[str, str]
         own.cut()
         destroy(excepthook=hook)
         raise
-    return TorchGroup(world, links=own, excepthook=hook)
+    return TorchGroup(world, links=own, excepthook=hook, activity=Activity.of(world))
 
 
 def _store_of(world: World, *, environ: Mapping[str, str]) -> Any:

@@ -4,6 +4,11 @@ A rank that waits for a dead or frozen peer can be freed by nothing that gloo of
 does it in milliseconds, from any thread. And a rank whose collective has failed must shut them down, too: others may
 wait for it, and its sockets to them stay open as long as anything refers to the group.
 
+One case is known that a cut does not free: a send of which the frozen peer's machine has taken only a part. gloo
+tells the sends that it has queued of no error (Pair::signalException passes over those of unbound buffers). It lasts
+until the buffers of the sockets have filled or the collective has come to wait for data, which is milliseconds; within
+those about one rank in a hundred was missed. Its agent ends it by the deadline that every survivor has.
+
 Sockets are found by what a process has open before and after a group was made, in Linux's /proc. Where that does not
 exist nothing is found: then a rank that does not come free must be killed.
 """

@@ -155,6 +155,27 @@ class Recovered(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class WorkerHung(Event):
+    """This node's worker did one thing for longer than it ever should: it is ended. `stacks`: the file with all's."""
+
+    kind = "worker_hung"
+    pid: int
+    doing: str
+    seconds: float
+    reason: str
+    stacks: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeaveAsked(Event):
+    """Somebody wants this node to leave. `source`: signal, drain, or who said that the machine is about to go."""
+
+    kind = "leave_asked"
+    source: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobEnded(Event):
     """This agent's job is over."""
 
@@ -228,6 +249,9 @@ class StepCommitted(Event):
     seconds: float
     skipped: str = ""
     """Why these samples changed nothing, as a policy wants it; "" for an ordinary step."""
+    own_s: float | None = None
+    """`seconds` without those in which this rank waited for others: who has many holds all up. None: not known."""
+    local_rank: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

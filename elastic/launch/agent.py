@@ -90,8 +90,8 @@ class Agent(LocalElasticAgent):
             take_starts(self._starter)
             self._stage.start(slots=self._worker_group.spec.local_world_size)
             return self._generations()
-        except SignalException as signalled:
-            self._leave(signalled.sigval.name)
+        except SignalException:
+            self._leave(self._stage.signals.first)
 
     def _generations(self) -> RunResult:
         report: FailureReport | None = None
@@ -185,6 +185,8 @@ class Agent(LocalElasticAgent):
                 for pid in found.stopped:
                     logger.warning("the worker with pid %d was stopped by somebody: it is killed", pid)
                     kill_stopped(pid)
+                for pid in found.hung:
+                    kill_stopped(pid)  # with all it forked: one that hangs hears no word
             else:
                 found = Finding(until_s=math.inf)
             now_s = clock.monotonic_s()
@@ -263,9 +265,9 @@ class Agent(LocalElasticAgent):
         told = self._stage.told(end.pid)
         return WorkerExit(rank=rank, pid=end.pid, exit_code=end.exit_code, order=end.order, told=told)
 
-    def _leave(self, signal_name: str) -> NoReturn:
+    def _leave(self, why: str) -> NoReturn:
         """A planned leave: finish the step, save, go; a second signal ends it at once."""
-        logger.info("received %s: finishing the step and leaving", signal_name)
+        logger.info("received %s: finishing the step and leaving", why)
         self._stage.signals.defer()
         self._stage.leave()
         if self._workers is not None:
@@ -273,7 +275,7 @@ class Agent(LocalElasticAgent):
             self._workers.let_end(limit_s=self._grace_s, hurry=lambda: len(self._stage.signals.received) > 1)
             if all(self._exit_of(local_rank).meant == ExitCode.DONE for local_rank in self._workers.ended):
                 self._end(Outcome.SUCCEEDED, ExitCode.DONE, "the run finished while leaving")
-        raise Preempted(f"left on {signal_name}; please requeue")
+        raise Preempted(f"left on {why}; please requeue")
 
     def _closed(self, closed: JobClosed) -> RunResult:
         if closed.outcome is not Outcome.SUCCEEDED:

@@ -1,4 +1,5 @@
-"""Signals that ask the agent to leave: noted as they come, acted upon where nothing is half done.
+"""Signals that ask the agent to leave, and other wishes of that kind: noted as they come, acted upon where nothing is
+half done.
 
 A handler that raises can strike between any two lines: a worker started and not yet known, a process reaped and not
 yet counted. So after the start ours only notes and wakes, and the main thread asks `check` where it waits anyway.
@@ -19,8 +20,9 @@ class LeaveSignals:
     """What torchrun is to leave on. `handle` is the handler; `on_signal` is called from it and must not block."""
 
     def __init__(self, *, on_signal: Callable[[], None]) -> None:
-        self.received: list[signal.Signals] = []
-        """In the order in which they came; more than one means: at once."""
+        self.received: list[str] = []
+        """What asked this node to leave, in the order in which it came; more than one means: at once."""
+        self._asked = False
         self._on_signal = on_signal
         self._at_once = True
 
@@ -31,9 +33,27 @@ class LeaveSignals:
         for name in names.split(","):
             signal.signal(getattr(signal, name.strip()), self.handle)
 
+    @property
+    def first(self) -> str:
+        """What asked first: the name of a signal, or a reason."""
+        return self.received[0]
+
+    def ask(self, reason: str) -> None:
+        """Leave for another reason than a signal. From any thread; nothing where this node leaves already.
+
+        A signal that follows is the same wish once more, as a machine's last warning: it does not hurry the leave.
+        """
+        if not self.received:
+            self._asked = True
+            self.received.append(reason)
+        self._on_signal()
+
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Note a signal. Raises SignalException until `defer` was called: there is nothing yet that it could harm."""
-        self.received.append(signal.Signals(number))
+        if self._asked:
+            self._asked = False  # it was announced
+        else:
+            self.received.append(signal.Signals(number).name)
         self._on_signal()
         if self._at_once:
             self.check()
@@ -43,7 +63,6 @@ class LeaveSignals:
         self._at_once = False
 
     def check(self) -> None:
-        """Raise SignalException if a signal has come."""
+        """Raise SignalException if a signal has come, or another wish."""
         if self.received:
-            first = self.received[0]
-            raise SignalException(f"process {os.getpid()} got signal {int(first)}", sigval=first)
+            raise SignalException(f"process {os.getpid()} is to leave: {self.first}", sigval=signal.SIGTERM)

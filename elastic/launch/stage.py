@@ -20,7 +20,10 @@ from elastic.checkpoint.survey import highest_generation
 from elastic.clock import Clock
 from elastic.config.model import Settings
 from elastic.events import AgentStarted, EventFile, WorldFormed
+from elastic.launch.hang import Bounds
+from elastic.launch.hang_watch import HangWatch
 from elastic.launch.interface import interface_of
+from elastic.launch.leaving import Wishes, listen
 from elastic.launch.likeness import likeness_of
 from elastic.launch.observer import Observer
 from elastic.launch.processes import WakePipe
@@ -39,7 +42,7 @@ from elastic.rendezvous.assemble import assemble
 from elastic.rendezvous.membership import Membership
 from elastic.rendezvous.model import FailureReport, Phase
 from elastic.rendezvous.model import World as Agreed
-from elastic.world import AGENT_SOCKET, ARENAS, EVENTS_PATH, JOB_ID, LEASE_PAGE, NODE
+from elastic.world import AGENT_SOCKET, ARENAS, EVENTS_PATH, JOB_ID, LEASE_PAGE, NODE, WATCH
 
 logger = logging.getLogger(__name__)
 
@@ -87,6 +90,7 @@ class Stage:
             clock=clock,
             is_leader=lambda: self.coordinator.is_leader,
         )
+        self._wishes = Wishes(emit=self.observer.emit, leave=self.signals.ask)
         self._page = LeasePage.create()
         self._stack.callback(self._page.remove)
         self.handler = assemble(
@@ -103,6 +107,7 @@ class Stage:
             on_change=self.wake.wake,
             emit=self.observer.emit,
             page=self._page,
+            on_drain=self._wishes.drained,
         )
         self.coordinator = self.handler.coordinator
         limit_s = settings.rendezvous.unconfirmed_limit_s
@@ -155,6 +160,7 @@ class Stage:
                 AGENT_PID: str(os.getpid()),
                 LEASE_PAGE: str(self._page.path),
                 ARENAS: ",".join(self._make_arenas(slots)),
+                WATCH: self._watch_hangs(slots),
                 **self._interface(),
                 **threads_for(self._settings.training.threads_per_worker, environ=os.environ),
             }
@@ -163,6 +169,7 @@ class Stage:
         self.signals.check()
         self.coordinator.start(slots=slots, exporter=exporter, ask=self.ready is None)
         self._member = True
+        listen(self._wishes, settings=self._settings, drain=self.handler.drain, stack=self._stack)
         self.signals.check()
 
     def use(self, ready: ReadyWorkers) -> None:
@@ -255,6 +262,19 @@ class Stage:
         for fd, _ in made:
             self._stack.callback(os.close, fd)
         return [path for _, path in made]
+
+    def _watch_hangs(self, slots: int) -> str:
+        node = self._settings.node
+        bounds = Bounds(least_s=node.hang_least_s, unknown_s=node.hang_unknown_s)
+        self.stall.hangs = HangWatch(
+            slots=slots,
+            bounds=bounds,
+            file=self._events_path,
+            emit=self.observer.emit,
+            clock=self.clock,
+            stack=self._stack,
+        )
+        return self.stall.hangs.paths
 
     def _start_exporter(self) -> str:
         wanted = self._settings.metrics

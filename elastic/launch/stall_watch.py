@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from elastic.clock import Clock
 from elastic.launch import stall
+from elastic.launch.hang_watch import HangWatch
 from elastic.launch.stall import Ask, GiveUp, Pace, Situation
 from elastic.rendezvous.coordinator import Coordinator
 from elastic.rendezvous.membership import Membership
@@ -30,6 +31,8 @@ class Finding:
     until_s: float
     """When to look again, unless something happens before."""
     stopped: tuple[int, ...] = ()
+    hung: Mapping[int, str] = field(default_factory=dict)
+    """Own workers that hang, each with why."""
     give_up: str = ""
 
 
@@ -51,6 +54,8 @@ class StallWatch:
         self._asked_s: float | None = None
         self._silent: frozenset[str] | None = None
         self._told: frozenset[str] = frozenset()
+        self.hangs: HangWatch | None = None
+        """Looks at the own workers, once there are places for them."""
 
     @property
     def blames(self) -> bool:
@@ -64,7 +69,14 @@ class StallWatch:
         self._told = frozenset()
 
     def look(self, pids: Sequence[int]) -> Finding:
-        """Look at the world, and do what there is to do. `pids`: the own workers that run."""
+        """Look at the world and the own workers, and do what there is to do. `pids`: those that run."""
+        found = self._look(pids)
+        if self.hangs is None or found.stopped or found.give_up:
+            return found
+        hung, until_s = self.hangs.look(pids)
+        return replace(found, hung=hung, until_s=min(found.until_s, until_s))
+
+    def _look(self, pids: Sequence[int]) -> Finding:
         pace, now_s = self._pace(), self._clock.monotonic_s()
         if self._asked_s is not None and pace.advanced_s > self._asked_s:
             self._forget()

@@ -22,6 +22,7 @@ PATHS = ("rejoin", "refork", "reexec", OTHER)
 FENCED = ("checkpoint", "worker", "agent", OTHER)
 CAUSES = tuple(str(cause) for cause in Cause)
 FAILURES = tuple(str(c) for c in (Cause.NODE_LOST, Cause.WORKER_EXIT, Cause.WORKER_SIGNAL, Cause.GROUP_FAILED))
+LOCAL_RANKS = (*map(str, range(16)), OTHER)
 DIRECTIONS = tuple(str(direction) for direction in Direction)
 
 STEP_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -128,6 +129,11 @@ LAST_STEP_TIME = _gauge(
 STEP_DURATION = _histogram(
     "elastic_step_duration_seconds", "Time of one optimizer step. Observed on rank 0's node.", STEP_BUCKETS_S
 )
+RANK_STEP_DURATION = _gauge(
+    "elastic_rank_step_duration_seconds", Over.EACH,
+    "Time of a worker's last step without what it waited for others: who has much more than the rest holds them up.",
+    from_start=False, local_rank=LOCAL_RANKS,
+)  # fmt: skip
 LOSS = _gauge(
     "elastic_loss", Over.MAX, "Mean loss of the last step. Only rank 0's node has it.", from_start=False
 )  # fmt: skip
@@ -228,6 +234,7 @@ DEFINITIONS: tuple[Definition, ...] = (
     STEPS_COMMITTED,
     LAST_STEP_TIME,
     STEP_DURATION,
+    RANK_STEP_DURATION,
     LOSS,
     DATA_DIGEST,
     RESCALES,

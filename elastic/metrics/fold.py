@@ -146,6 +146,8 @@ class Metrics(Collector):
         self._values.set(of.CONSUMED_SAMPLES, event.stop)
         self._values.set(of.LAST_STEP_TIME, record.time_s)
         self._values.set(of.DATA_DIGEST, event.run_digest)
+        if event.own_s is not None:
+            self._values.set(of.RANK_STEP_DURATION, event.own_s, str(event.local_rank))
         if event.skipped:
             if record.rank == 0:
                 self._values.add(of.SKIPPED_SAMPLES, event.stop - event.start)

@@ -20,9 +20,12 @@ from elastic.events import Emit, Event
 from elastic.lease import LeasePage
 from elastic.rendezvous.address import address_towards
 from elastic.rendezvous.coordinator import AgentIdentity, Coordinator
+from elastic.rendezvous.drain import DrainWatch
 from elastic.rendezvous.etcd import EtcdStore
 from elastic.rendezvous.handler import EtcdV3Handler
+from elastic.rendezvous.keys import Keys
 from elastic.rendezvous.lease_keeper import KeeperProcess
+from elastic.rendezvous.options import RendezvousOptions
 from elastic.rendezvous.parameters import options_from
 from elastic.rendezvous.torch_store import TorchStores
 
@@ -50,10 +53,12 @@ def assemble(
     on_change: Callable[[], None] = _nothing,
     emit: Emit = _ignore,
     page: LeasePage | None = None,
+    on_drain: Callable[[str], None] | None = None,
 ) -> EtcdV3Handler:
     """A handler for these parameters; --rdzv-conf beats the settings. The number of workers is told at `start`.
 
     With a `page` the lease is kept by a process of its own too, and the page tells the workers how long it holds.
+    `on_drain` hears why a person wants this node to leave.
 
     Raises:
         ConfigError: endpoints or options that cannot be understood. StoreUnavailable: no way to any endpoint.
@@ -83,8 +88,19 @@ def assemble(
         keeper=None if page is None else KeeperProcess(options, page=page),
     )
     return EtcdV3Handler(
-        coordinator, backend=parameters.backend, endpoint=",".join(options.endpoints), close_store=store.close
+        coordinator,
+        backend=parameters.backend,
+        endpoint=",".join(options.endpoints),
+        close_store=store.close,
+        drain=None if on_drain is None else _drain_watch(store, options, identity, on_drain),
     )
+
+
+def _drain_watch(
+    store: EtcdStore, options: RendezvousOptions, identity: AgentIdentity, on_drain: Callable[[str], None]
+) -> DrainWatch:
+    keys = Keys.of(prefix=options.prefix, job_id=options.job_id)
+    return DrainWatch(store, keys=keys, agent=identity.agent, on_drain=on_drain)
 
 
 def _defaults(settings: Settings) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from torch.distributed.elastic.rendezvous.api import (
 
 from elastic.errors import ElasticError, Preempted, StoreUnavailable
 from elastic.rendezvous.coordinator import Coordinator, JobClosed, Membership
+from elastic.rendezvous.drain import DrainWatch
 from elastic.rendezvous.torch_store import connect
 
 _CLOSED_S = 10.0
@@ -30,9 +31,17 @@ class EtcdV3Handler(RendezvousHandler):
     """Answers torchelastic's questions from a coordinator. `close_store` ends the link to etcd."""
 
     def __init__(
-        self, coordinator: Coordinator, *, backend: str, endpoint: str, close_store: Callable[[], None]
+        self,
+        coordinator: Coordinator,
+        *,
+        backend: str,
+        endpoint: str,
+        close_store: Callable[[], None],
+        drain: DrainWatch | None = None,
     ) -> None:
         self.coordinator = coordinator
+        self.drain = drain
+        """Hears of a person's wish that this node leave; whoever runs the workers starts it and acts on it."""
         self.endpoint = endpoint
         self._backend = backend
         self._close_store = close_store

@@ -70,6 +70,10 @@ class Keys:
         """The member key of an agent."""
         return self.members + agent
 
+    def drain(self, agent: str) -> str:
+        """Written by a person who wants this agent to leave: the reason. Lives by the agent's own lease."""
+        return f"{self.root}/drain/{agent}"
+
     def name(self, node: str) -> str:
         """Held by the agent that bears this node name."""
         return f"{self.root}/names/{quote(node, safe='')}"

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from elastic.activity import Activity, Doing
 from elastic.checkpoint.draft import SaveMeta
 from elastic.checkpoint.places import share
 from elastic.checkpoint.policy import Signs
@@ -64,6 +65,7 @@ class Course:
         self._world = world
         self._emit = emit
         self._clock = clock
+        self.activity = Activity.of(world)
         self._group: Collectives = Alone() if group is None else group
         self._likeness = {} if likeness is None else {SAVED_AS: likeness.to_plain()}
         self._batching = _batching(settings, world)
@@ -76,7 +78,7 @@ class Course:
         self._go_to(restored)
         self._known_states: Mapping[int, str] = self._settled.states
         self._loader = self._new_loader()
-        self._step_began_s = clock.monotonic_s()
+        self._step_began_s, self._waited_s = clock.monotonic_s(), self.activity.total_s(Doing.WAITING)
         self._losses: deque[float] = deque(maxlen=_LOSSES)
         self._grad_norm: float | None = None
         self._grad_norms: deque[float] = deque(maxlen=_LOSSES)
@@ -141,9 +143,10 @@ class Course:
             spread=Spread(self._plan.spread(self.consumed_samples, world_size=self._world.size)),
             save_ready=save_ready,
             scaled=scaled,
+            activity=self.activity,
             judged=due(self.iteration + 1, self._counted(start, stop)) or stop >= self._total_samples,
         )
-        self._step_began_s = self._clock.monotonic_s()
+        self._step_began_s, self._waited_s = self._clock.monotonic_s(), self.activity.total_s(Doing.WAITING)
         return Step(parts, iteration=self.iteration + 1, start=start, stop=stop)
 
     @property
@@ -202,6 +205,8 @@ class Course:
         self.iteration += 1
         self._before, self.consumed_samples = self.consumed_samples, stop
         self.run_digest = chain(self.run_digest, digest)
+        seconds, waited_s = self._clock.monotonic_s() - self._step_began_s, self.activity.total_s(Doing.WAITING)
+        own_s = None if waited_s is None or self._waited_s is None else max(0.0, seconds - waited_s + self._waited_s)
         self._emit(
             StepCommitted(
                 iteration=self.iteration,
@@ -213,8 +218,10 @@ class Course:
                 run_digest=self.run_digest,
                 loss=loss,
                 world_size=self._world.size,
-                seconds=self._clock.monotonic_s() - self._step_began_s,
+                seconds=seconds,
                 skipped=skipped,
+                own_s=own_s,
+                local_rank=self._world.local_rank,
             )
         )
 

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
+from elastic.activity import Doing
 from elastic.checkpoint.restored import Restored
 from elastic.checkpoint.root import claim
 from elastic.checkpoint.seams import Committer, LockCommitter
@@ -33,6 +34,7 @@ from elastic.session.source import DataSource, with_slots
 from elastic.session.staying import Staying
 from elastic.session.step import Step
 from elastic.session.stepping import Stepping
+from elastic.session.watched import watch
 from elastic.world import World
 
 
@@ -45,6 +47,7 @@ class Generations:
     ) -> None:  # fmt: skip
         """Open what lasts for the whole life of this process; `enter` comes next."""
         self.world = world
+        watch(world)
         self.group: Collectives = Alone()
         self.course: Course | None = None
         self.stepping: Stepping | None = None
@@ -107,6 +110,7 @@ class Generations:
         moved = False
         while not moved:
             assert self.course is not None  # there were steps
+            self.course.activity.begin(Doing.STARTING)
             self.course.pause()
             leave(self.group, broken=lost)
             left, step = self.world.generation, self.course.iteration

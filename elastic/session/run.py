@@ -27,6 +27,7 @@ from typing import Any, Self
 import torch
 from torch import nn
 
+from elastic.activity import Activity, Doing
 from elastic.clock import SYSTEM_CLOCK, Clock
 from elastic.config.load import resolve, with_overrides
 from elastic.config.model import Settings
@@ -220,7 +221,18 @@ class Session:
             event too, once there are steps.
         """
         life = self._opened
-        found = evaluate(
+        activity = Activity.of(life.world) if life.course is None else life.course.activity
+        with activity.during(Doing.EVALUATION):
+            found = self._evaluate(life, dataset, measure, collate_fn)
+        if life.world.rank == 0 and life.course is not None:
+            step = None if life.stepping is None else life.stepping.open_step
+            life.report(life.course.evaluated(found, step))
+        return found
+
+    def _evaluate(
+        self, life: Generations, dataset: Any, measure: Measure, collate_fn: Collate | None
+    ) -> dict[str, float]:
+        return evaluate(
             self.loader(dataset, collate_fn=collate_fn),
             measure,
             # Before its steps a newcomer is alone with it: the others are under way.
@@ -230,10 +242,6 @@ class Session:
             seed=self.settings.training.seed,
             lockstep=any(each.lockstep for each in life.strategies),
         )
-        if life.world.rank == 0 and life.course is not None:
-            step = None if life.stepping is None else life.stepping.open_step
-            life.report(life.course.evaluated(found, step))
-        return found
 
     def steps(self, data: Any, *, collate_fn: Collate | None = None) -> Iterator[Step]:
         """Restore what is tracked, then yield the steps still to do. All ranks must leave the loop at the same step.

@@ -14,12 +14,13 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 
+from elastic.activity import Activity, Doing
 from elastic.config.model import OnNan
 from elastic.data.digest import step_digest
 from elastic.data.loader import ElasticLoader
@@ -70,6 +71,7 @@ class StepParts:
     """Whether the generation is known to be broken, so that computing on is in vain."""
     judged: bool = False
     """Whether the state after this step is saved, so that its health must be known."""
+    activity: Activity = field(default_factory=lambda: Activity(None))
     scaled: bool = False
     """Whether gradients are scaled, and a step whose gradients are not finite is left out: they tell nothing then."""
 
@@ -178,7 +180,7 @@ class Step:
         own = self._parts.spread.ranks[self._parts.group.rank]
         rounds = max(map(len, self._parts.spread.ranks)) if self._lockstep else len(own)
         left = rounds
-        for micro_batch in self._parts.loader.next_step():
+        for micro_batch in self._parts.activity.each(self._parts.loader.next_step(), Doing.DATA):
             failpoint("step.micro_batch")
             if self._parts.over():
                 raise PeerLost("the agent says that this generation is over")

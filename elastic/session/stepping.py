@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from elastic.activity import Doing
 from elastic.checkpoint.manager import CheckpointManager
 from elastic.checkpoint.restored import Restored
 from elastic.config.model import OnNan, Settings
@@ -43,7 +44,7 @@ class Stepping:
 
     def walk(self) -> Iterator[Step]:
         """Yield step after step; what follows on a step is done when the next one is asked for. Raises as `steps`."""
-        course, manager, pacer = self._course, self._manager, self._pacer
+        course, manager, pacer, activity = self._course, self._manager, self._pacer, self._course.activity
         scaled = any(isinstance(each, torch.amp.GradScaler) for each in self._tracked.values())
         while not course.finished:
             step = course.next_step(
@@ -58,7 +59,9 @@ class Stepping:
                 over=lambda: self._staying.over,
             )
             self.open_step = step
+            activity.begin(Doing.STEP)
             yield step
+            activity.begin(Doing.BETWEEN)
             self.open_step = None
             if step.lost:
                 raise PeerLost(step.lost)
@@ -68,6 +71,7 @@ class Stepping:
             self._staying.committed()
             if step.skipped:
                 self._after_skip(step)
+            activity.begin(Doing.SAVE)
             pacer.after_save(manager.advance(all_ready=step.totals is not None and step.totals.saves_ready))
             # Where this state is kept for the next generation there is no need to wait for a disk.
             kept = step.totals is not None and not step.totals.leave and self._staying.possible
@@ -80,8 +84,10 @@ class Stepping:
                 pacer.after_save(saved)
             elif manager.snapshot_due(course.iteration):
                 manager.snapshot(self._tracked, course.save_meta())
+            activity.begin(Doing.BETWEEN)
             if regroup and not course.finished:
                 raise self._leaving.ending(course.iteration)
+        activity.begin(Doing.STARTING)
         self._tell_finished()
 
     def _after_skip(self, step: Step) -> None:

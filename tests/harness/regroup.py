@@ -38,12 +38,18 @@ class Rank:
 
     def hear(self, what: str, *, limit_s: float = LIMIT_S) -> dict[str, Any]:
         """Its next word of this kind, past any others."""
+        word = self.heard(what, limit_s=limit_s)
+        assert word is not None, f"the rank with pid {self.pid} did not say {what!r} within {limit_s} s: {self.state}"
+        return word
+
+    def heard(self, what: str, *, limit_s: float) -> dict[str, Any] | None:
+        """The same, or None when the limit ran out first."""
         until_s = SYSTEM_CLOCK.monotonic_s() + limit_s
         while self._line.poll(max(0.0, until_s - SYSTEM_CLOCK.monotonic_s())):
             word: dict[str, Any] = json.loads(self._line.recv_bytes())
             if what in word:
                 return word
-        raise AssertionError(f"the rank with pid {self.pid} did not say {what!r} within {limit_s} s: {self.state}")
+        return None
 
     @property
     def state(self) -> str:
@@ -84,15 +90,19 @@ class Ranks:
 
     def form(self, ranks: Sequence[Rank]) -> list[dict[str, Any]]:
         """Let these join a group of their own, and what they say when their first sum is there."""
-        self.ranks = list(ranks)
-        self.generation += 1
-        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5))
-        for number, rank in enumerate(ranks):
-            rank.tell("join", rank=number, size=len(ranks), generation=self.generation, port=self._store.port)
+        self.invite(ranks, size=len(ranks))
         words = [rank.hear("joined") for rank in ranks]
         for word in words:
             assert word["first"] == [sum(range(1, len(ranks) + 1))], word
         return words
+
+    def invite(self, ranks: Sequence[Rank], *, size: int) -> None:
+        """Let these join a group of this size, in an order of their own."""
+        self.ranks = list(ranks)
+        self.generation += 1
+        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5))
+        for number, rank in enumerate(ranks):
+            rank.tell("join", rank=number, size=size, generation=self.generation, port=self._store.port)
 
     def replace(self, rank: Rank) -> list[Rank]:
         """The same ranks with a new one in this one's place."""

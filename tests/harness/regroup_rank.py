@@ -9,6 +9,7 @@ import json
 import os
 import queue
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
@@ -76,11 +77,12 @@ def _one_group(word: Word, work: Work, command: dict[str, Any]) -> None:
     store = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(command["port"]), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     word.leaving.clear()
     links = word.links = Links()
+    hook = sys.excepthook
     word.say(joining=world.generation)
     try:
         group = join(world, links=links, environ=store)
     except PeerLost as error:
-        word.say(lost=str(error))
+        word.say(lost=str(error), left=world.generation)
         return
     first = torch.full((1000,), world.rank + 1.0)
     group.sum_(first)
@@ -88,6 +90,7 @@ def _one_group(word: Word, work: Work, command: dict[str, Any]) -> None:
     word.say(**_until_lost(word, work, group))
     group.leave()
     work.forget()
+    assert sys.excepthook is hook, "torch's hooks must not pile up"
     word.say(left=world.generation)
 
 
@@ -101,7 +104,7 @@ def _until_lost(word: Word, work: Work, group: Collectives) -> dict[str, Any]:
             if told.item():
                 return {"told": True}
     except (PeerLost, RuntimeError) as error:
-        if not (group.broken or is_peer_lost(error)):
+        if not (isinstance(error, PeerLost) or group.broken or is_peer_lost(error)):
             raise
         group.cut()
         return {"lost": str(error)}

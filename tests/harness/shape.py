@@ -11,7 +11,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LAYERS = (  # Lowest first. A module may import its own layer and every one above it in this list.
-    {"errors", "world", "clock", "events", "failpoint", "config", "plan", "job", "link", "lifetime", "lease"},
+    {
+        "errors",
+        "world",
+        "clock",
+        "events",
+        "failpoint",
+        "config",
+        "plan",
+        "job",
+        "link",
+        "lifetime",
+        "lease",
+        "activity",
+        "stacks",
+    },
     {"checkpoint", "data", "rendezvous", "metrics"},
     {"distributed", "session"},
     {"loop", "launch", "history"},
@@ -41,7 +55,22 @@ DEPENDENCIES = (
     "fsspec",
 )
 LIGHT = {  # Must load without torch. A package stands for all its modules, "" for the package `elastic` itself.
-    *("", "errors", "world", "clock", "events", "failpoint", "job", "link", "lease", "config", "plan", "metrics"),
+    *(
+        "",
+        "errors",
+        "world",
+        "clock",
+        "events",
+        "failpoint",
+        "job",
+        "link",
+        "lease",
+        "activity",
+        "stacks",
+        "config",
+        "plan",
+        "metrics",
+    ),
     *("cli", "checkpoint.layout", "checkpoint.policy", "rendezvous.machine", "rendezvous.model", "rendezvous.plugin"),
     "rendezvous.lease_keeper",
 }

@@ -11,6 +11,8 @@ pytestmark = pytest.mark.integration
 
 FREE_S = 5.0
 """A survivor may take so long on a busy machine; alone it takes milliseconds. Without a cut it takes for ever."""
+QUIET_S = 0.1
+"""No step for so long: the others stand still."""
 WORKS = ["sum", "replica", "tree", "sharded"]
 
 
@@ -22,6 +24,10 @@ def survive(made, victim, *, frozen):
     since_s = SYSTEM_CLOCK.monotonic_s()
     survivors = [rank for rank in made.ranks if rank is not victim]
     if frozen:
+        for rank in survivors:
+            while rank.heard("step", limit_s=QUIET_S):
+                pass  # an agent says so to workers that stand still, not before
+        since_s = SYSTEM_CLOCK.monotonic_s()
         for rank in survivors:
             rank.tell("cut")
     seconds = []
@@ -53,8 +59,7 @@ def cycle(made, *, times, frozen):
     return seconds
 
 
-@pytest.mark.parametrize("frozen", [False, True], ids=["killed", "frozen"])
-@pytest.mark.parametrize("work", WORKS)
+@pytest.mark.parametrize(("work", "frozen"), [("replica", False), ("sharded", True)], ids=["killed", "frozen"])
 def test_survivors_are_free_and_form_the_next_group(work, frozen):
     with ranks(work, 3) as made:
         cycle(made, times=1, frozen=frozen)
@@ -70,12 +75,65 @@ def test_thirty_times(work, frozen):
     print(f"{work}: free after {statistics.median(seconds):.3f} s, at most {max(seconds):.3f} s")
 
 
+def same(found):
+    """Whether every group of a rank began with as many descriptors and threads as its first."""
+    return len({(words["sockets"], words["threads"]) for words in found}) == 1
+
+
 def test_twenty_groups_in_one_process_leave_nothing_behind():
-    with ranks("replica", 2) as made:
+    with ranks("sum", 2) as made:
         found = []
         for _ in range(20):
             found.append(made.form(made.ranks))
             made.leave()
         made.end()
     for rank in range(2):
-        assert len({(words[rank]["sockets"], words[rank]["threads"]) for words in found}) == 1, found
+        assert same([words[rank] for words in found]), found
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("work", WORKS)
+def test_twenty_groups_that_broke_leave_nothing_behind(work):
+    """The first of two ranks lives through them all; the other dies in each."""
+    found = []
+    with ranks(work, 2) as made:
+        for _ in range(20):
+            found.append(made.form(made.ranks)[0])
+            victim = made.ranks[1]
+            survive(made, victim, frozen=False)
+            made.ranks = made.replace(victim)
+        made.form(made.ranks)
+        made.leave()
+        made.end()
+    assert same(found), found
+
+
+def test_a_group_that_does_not_form_is_left_at_a_word():
+    """One of three never comes; the two others are freed while they wait for it, and go on without it."""
+    with ranks("sum", 2) as made:
+        made.invite(made.ranks, size=3)
+        for rank in made.ranks:
+            rank.hear("joining")
+        for rank in made.ranks:
+            while not rank.heard("lost", limit_s=0.05):
+                rank.tell("cut")
+        made.form(made.ranks)
+        made.leave()
+        made.end()
+
+
+def test_a_rank_that_dies_while_the_group_forms():
+    """Its address may be in the store already, so that the others try to reach it."""
+    with ranks("sum", 3) as made:
+        for _ in range(3):
+            *survivors, victim = made.ranks
+            made.invite(made.ranks, size=3)
+            victim.hear("joining")
+            victim.kill()
+            for rank in survivors:
+                while not rank.heard("lost", limit_s=0.05):
+                    rank.tell("cut")
+            made.ranks = made.replace(victim)
+        made.form(made.ranks)
+        made.leave()
+        made.end()

@@ -2,12 +2,13 @@
 
 import pytest
 
+from elastic.activity import SIZE_BYTES, Activity, ActivityPage, Doing
 from elastic.checkpoint.restored import Restored
 from elastic.clock import ManualClock
 from elastic.data.digest import chain, step_digest
 from elastic.distributed.group import Alone
 from elastic.distributed.replicate import Replica
-from elastic.events import Notice, Record
+from elastic.events import Notice, Record, StepCommitted
 from elastic.history import told_order
 from elastic.plan.data_order import DataOrder
 from elastic.plan.order import ORDER_VERSION, Order
@@ -107,3 +108,24 @@ def test_randomness_is_of_the_slot():
     assert len(seeds) == 3 * 81
     assert all(0 <= seed < 2**63 for seed in seeds)
     assert draws(iteration=1, slot=2) != draws(iteration=2, slot=1)
+
+
+def test_a_step_tells_how_long_it_took_without_waiting_for_others(tmp_path):
+    page = tmp_path / "activity"
+    page.write_bytes(bytes(SIZE_BYTES))
+    events, clock = [], ManualClock()
+    made = course(events=events, clock=clock)
+    made.activity = Activity(ActivityPage.open(str(page)), clock=clock)
+    made.activity.begin(Doing.STEP)
+    net = model()
+    for _ in range(2):
+        step = made.next_step(Alone(), (Replica(net, Alone()),), lambda: False)
+        with step:
+            for batch in step.micro_batches():
+                step.backward(per_sample(net, batch))
+            clock.sleep(1.0)
+            with made.activity.during(Doing.WAITING):
+                clock.sleep(3.0)
+        made.commit(step)
+    told = [event for event in events if isinstance(event, StepCommitted)]
+    assert [(event.seconds, event.own_s) for event in told] == [(4.0, 1.0)] * 2

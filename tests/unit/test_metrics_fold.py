@@ -1,5 +1,7 @@
 """Events become metrics: each once, on one agent only where a sum over agents would count it again."""
 
+import dataclasses
+
 import pytest
 
 from elastic import events
@@ -99,6 +101,15 @@ def test_rank_0_drives_counters_and_every_rank_the_position(metrics):
     assert found["elastic_step_duration_seconds_count",] == 1
     assert found["elastic_loss",] == 2.0
     assert found["elastic_data_digest",] == 7
+
+
+def test_each_worker_shows_its_own_time_of_a_step_and_none_where_it_is_not_known(metrics):
+    for rank, own_s in ((4, 0.1), (5, 0.25), (6, None), (27, 0.3)):
+        told = dataclasses.replace(step(8, start=168, stop=192), own_s=own_s, local_rank=rank - 4)
+        metrics.apply(record(told, rank=rank))
+    name = "elastic_rank_step_duration_seconds"
+    found = {key[1][1]: value for key, value in samples(metrics).items() if key[0] == name}
+    assert found == {"0": 0.1, "1": 0.25, "other": 0.3}
 
 
 def test_a_node_without_rank_0_shows_the_step_and_counts_nothing(metrics):
