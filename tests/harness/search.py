@@ -36,6 +36,14 @@ def beginning() -> State:
     return renumbered(state)
 
 
+def given(rules: Rules) -> State:
+    """The first generation is written, and nobody has heard of it."""
+    state = beginning()
+    for name in ("stand a", "decide a", "write a"):
+        state = renumbered(dict(following(state, rules=rules, most_faults=0))[name])
+    return state
+
+
 def at_work(rules: Rules) -> State:
     """The first generation is formed and all run it."""
     return renumbered(settled(beginning(), rules=rules)[0])
