@@ -166,7 +166,8 @@ def _placed(agent: Agent, end: State) -> bool:
     world = end.store.world
     if world is None or world.phase is not Phase.FORMED or agent.told:
         return agent.told
-    return agent.running and agent.generation == world.generation == end.newest
+    # After a wipe that nobody knew the newest number through, a lower one may be given.
+    return agent.running and agent.generation == world.generation and (end.blind or world.generation == end.newest)
 
 
 def _path(seen: dict[State, tuple[State | None, str]], state: State) -> Iterator[str]:
