@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -73,6 +74,15 @@ def leader(*members: EtcdServer) -> EtcdServer:
             if status.leader == status.header.member_id:
                 return member
     raise AssertionError("none of the members says that it leads")
+
+
+def end_lease(endpoint: str, *, node: str, **reach: Any) -> None:
+    """End the lease of the agent of this node, as when it has run out: its keys are gone."""
+    with link(endpoint, **reach) as admin:
+        found = admin.call("KV", "Range", admin.rpc.RangeRequest(key=b"\0", range_end=b"\0"))
+        members = [item for item in found.kvs if b"/members/" in item.key]
+        (lease,) = (item.lease for item in members if json.loads(item.value)["node"] == node)
+        admin.call("Lease", "LeaseRevoke", admin.rpc.LeaseRevokeRequest(ID=lease))
 
 
 def keys(*endpoints: str, **reach: Any) -> dict[str, str]:

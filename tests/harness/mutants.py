@@ -9,7 +9,7 @@ from typing import Any
 from elastic.rendezvous import round_open, seating, view
 from elastic.rendezvous.fences import commit_fence, restore_fence, world_fence, world_write
 from elastic.rendezvous.model import MemberState
-from tests.harness.search import at_work, beginning, forgotten, losing
+from tests.harness.search import at_work, beginning, forgotten, given, losing
 from tests.harness.search_state import State
 from tests.harness.search_writes import Rules
 
@@ -150,7 +150,7 @@ MUTANTS = (
         name="an agent takes a seat though its keys were gone since that was given",
         rules=Rules(knows_since=False),
         breaks="has a seat in 3 and still runs 1",
-        start=lambda _rules: beginning(),
+        start=given,
         long=True,
     ),
     Mutant(

@@ -24,6 +24,10 @@ def test_what_an_agent_costs_is_flat():
     flat = {row["case"]: row["ours"] for row in rows if row["unit"] == "x" and "CPU" not in row["case"]}
     assert len(flat) == 6, "messages and bytes of a start, of the loss of a member and of the leader"
     assert all(ratio <= 1.3 for ratio in flat.values()), flat
+    for line in done.stdout.splitlines():
+        if "per agent, member:" in line or "per agent, leader:" in line:
+            written = float(line.partition("Txn ")[2].partition(",")[0])
+            assert written <= 0.2, f"where a member is lost hardly anyone writes: {line}"
     counted = [line for line in done.stdout.splitlines() if "per agent, start" in line]
     for line in counted:
         assert "LeaseGrant 2.00" in line, "one lease each, asked for and granted"

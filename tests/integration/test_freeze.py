@@ -11,6 +11,7 @@ import pytest
 from elastic.events import Cause, RoundOpened, WorkerLost, WorldFormed, read_records
 from elastic.local.cluster import Cluster
 from elastic.local.etcd import EtcdServer
+from tests.harness.etcd_admin import end_lease
 from tests.harness.faults import Frozen, came_to
 from tests.harness.survival import cluster, exact_account, leave_all
 
@@ -64,6 +65,24 @@ def test_a_frozen_agent_whose_worker_asks_it_for_a_commit(tmp_path: Path, etcd: 
             step = run.wait_step(1, world_size=2, limit_s=30, since=before)
             run.wait_step(step.event.iteration + 30, world_size=2, since=before)  # type: ignore[attr-defined]
             after = run.now()
+        run.wait_step(1, world_size=3, since=after)
+        leave_all(run)
+        exact_account(run)
+
+
+@pytest.mark.exhaustive
+def test_all_are_at_work_when_a_frozen_agents_lease_ends(tmp_path: Path, etcd: EtcdServer) -> None:
+    """Its worker runs on, so nobody complains: the next world is formed directly, over workers of the last one."""
+    with cluster(tmp_path, etcd.endpoint, steps=STEPS, **LONG_LEASE) as run:
+        victim = start_three(run)[0]
+        before = run.now()
+        with Frozen(run.nodes[victim], workers=False) as frozen:
+            assert frozen.fired
+            end_lease(etcd.endpoint, node=victim)
+            formed = run.wait(lambda r: isinstance(r.event, WorldFormed), what="a world", limit_s=30, since=before)
+            run.wait_step(100, world_size=2, since=before)
+            after = run.now()
+        assert "2 members go on from generation" in formed.event.reason  # type: ignore[attr-defined]
         run.wait_step(1, world_size=3, since=after)
         leave_all(run)
         exact_account(run)

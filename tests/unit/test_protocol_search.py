@@ -11,12 +11,16 @@ import pytest
 
 from elastic.rendezvous.view import Limits
 from tests.harness.mutants import MUTANTS
-from tests.harness.search import at_work, beginning, forgotten, losing, search
+from tests.harness.search import at_work, beginning, forgotten, given, losing, search
 from tests.harness.search_steps import FAULTS
 from tests.harness.search_writes import Rules
 
 STARTS = [pytest.param(beginning, id="first_start"), pytest.param(lambda: at_work(Rules()), id="at_work")]
-STARTS += [pytest.param(lambda: forgotten(Rules()), id="forgotten"), pytest.param(lambda: losing(Rules()), id="losing")]
+STARTS += [
+    pytest.param(lambda: given(Rules()), id="given"),
+    pytest.param(lambda: forgotten(Rules()), id="forgotten"),
+    pytest.param(lambda: losing(Rules()), id="losing"),
+]
 NOBODY_ASKED = Rules(limits=Limits(min_nodes=1, max_nodes=3, first_wait_s=1.0, ask_all_up_to=0))
 STEPS = {"see", "enter", "end", "register", "prepare", "commit", "stand", "read", "members", "decide", "write", "time"}
 
