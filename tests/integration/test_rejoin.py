@@ -102,6 +102,7 @@ def test_the_others_go_on_without_a_lost_node_and_its_newcomer_gets_their_state(
         end(run, world_size=2, since=joined)
 
 
+@pytest.mark.exhaustive
 def test_the_sibling_of_a_killed_worker_keeps_its_process(tmp_path: Path, etcd: EtcdServer) -> None:
     with cluster(tmp_path, etcd.endpoint, steps=100_000, options=("--nproc-per-node=2",), **NO_COPIES) as run:
         for name in ("a", "b"):
