@@ -132,6 +132,6 @@ class Stepping:
     def _take_up(self) -> None:
         """What a new generation begins with, so that the next fault finds no less than this one did."""
         if self._manager.schedule.behind(self._course.iteration):
-            self._manager.save(self._tracked, self._course.save_meta())
+            self._manager.save(self._tracked, self._course.save_meta(), wait=False)
         else:
             self._manager.snapshot(self._tracked, self._course.save_meta())
