@@ -144,7 +144,7 @@ class Step:
                     "run the loop over step.micro_batches() to its end, without break"
                 )
             self.done = True
-        elif isinstance(error, PeerLost) or (self._lockstep and is_peer_lost(error)):
+        elif isinstance(error, PeerLost) or (self._lockstep and self._means_lost(error)):
             # With dealt out parameters forward and backward, too, talk to the other ranks.
             what = f"a peer went away while step {self.iteration} was computed: {str(error).splitlines()[0]}"
             if self._before is not None and self._parts.stays():
@@ -154,6 +154,10 @@ class Step:
             if not isinstance(error, PeerLost):
                 raise PeerLost(what) from error
         return False
+
+    def _means_lost(self, error: BaseException) -> bool:
+        """Whether an error of a forward or backward pass that talks to the others says that one is gone."""
+        return is_peer_lost(error) or (isinstance(error, RuntimeError) and self._parts.group.broken)
 
     @property
     def begun(self) -> bool:

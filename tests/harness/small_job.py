@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import signal
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -91,6 +94,19 @@ def stuck(settings: Settings) -> Job:
     return Job(
         model=build_model, dataset=build_dataset, loss=never, optimizer=lambda m: torch.optim.SGD(m.parameters())
     )
+
+
+def waits_once(settings: Settings) -> Job:
+    """The small job; in a process that finds the file named by TESTS_WAIT, and takes it away, a step never ends."""
+    path = Path(os.environ.get("TESTS_WAIT", "/nonexistent"))
+
+    def waiting(model: nn.Module, batch: Any) -> torch.Tensor:
+        if path.exists():
+            path.unlink()
+            threading.Event().wait()
+        return loss(model, batch)
+
+    return dataclasses.replace(job(settings), loss=waiting)
 
 
 def slow(settings: Settings) -> Job:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from elastic.events import Record, Recovered, Restored, StepCommitted, WorkerStarted, WorkerStayed
+from elastic.events import Record, Recovered, Restored, StepCommitted, WorkerStarted, WorkerStayed, WorldFormed
 from elastic.local.cluster import Cluster
 from elastic.local.etcd import EtcdServer
 from tests.harness.survival import cluster, exact_account, leave_all
@@ -22,6 +25,14 @@ NO_COPIES = {"ELASTIC__CHECKPOINT__MEMORY_EVERY_STEPS": "0"}
 
 def pids(run: Cluster, *names: str) -> list[list[int]]:
     return [run.nodes[name].workers() for name in names]
+
+
+def came_true(condition: Callable[[], bool], *, limit_s: float) -> None:
+    """Wait for what no event tells of."""
+    until_s = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < until_s, "it did not happen"
+        time.sleep(0.01)
 
 
 def recovered(run: Cluster, *, since: int) -> Recovered:
@@ -91,6 +102,7 @@ def test_the_others_go_on_without_a_lost_node_and_its_newcomer_gets_their_state(
         end(run, world_size=2, since=joined)
 
 
+@pytest.mark.exhaustive
 def test_the_sibling_of_a_killed_worker_keeps_its_process(tmp_path: Path, etcd: EtcdServer) -> None:
     with cluster(tmp_path, etcd.endpoint, steps=100_000, options=("--nproc-per-node=2",), **NO_COPIES) as run:
         for name in ("a", "b"):
@@ -103,3 +115,65 @@ def test_the_sibling_of_a_killed_worker_keeps_its_process(tmp_path: Path, etcd: 
         assert len(set(before) & set(after)) == 1
         assert_kept(tiers(run.follower.records[at:]), workers=4)
         end(run, world_size=4, since=at)
+
+
+@pytest.mark.exhaustive
+def test_who_does_not_come_free_is_killed_and_forked_anew(tmp_path: Path, etcd: EtcdServer) -> None:
+    wait = tmp_path / "wait"
+    with cluster(
+        tmp_path, etcd.endpoint, steps=100_000, ELASTIC__JOB__TARGET="tests.harness.small_job:waits_once", **NO_COPIES
+    ) as run:
+        run.start("a")
+        run.start("b", TESTS_WAIT=str(wait))
+        run.start("c")
+        run.wait_step(30, world_size=3)
+        kept, stuck = pids(run, "c"), pids(run, "b")
+        wait.touch()
+        came_true(lambda: not wait.exists(), limit_s=30)
+        at = run.now()
+        (victim,) = run.nodes["a"].workers()
+        os.kill(victim, signal.SIGKILL)
+        found = recovered(run, since=at)
+        assert found.seconds < 10, "a deadline of some steps, not of minutes"
+        assert pids(run, "c") == kept
+        assert pids(run, "b") != stuck
+        after = run.follower.records[at:]
+        assert (kinds(after, WorkerStayed), kinds(after, WorkerStarted)) == (1, 2)
+        assert tiers(after) == ["peer", "peer", "process"]
+        end(run, world_size=3, since=at)
+
+
+@pytest.mark.exhaustive
+def test_all_workers_dead_go_on_from_memory(tmp_path: Path, etcd: EtcdServer) -> None:
+    with cluster(tmp_path, etcd.endpoint, steps=100_000) as run:
+        for name in ("a", "b"):
+            run.start(name)
+        run.wait_step(33, world_size=2)
+        at = run.now()
+        for (victim,) in pids(run, "a", "b"):
+            os.kill(victim, signal.SIGKILL)
+        found = recovered(run, since=at)
+        assert (found.path, tiers(run.follower.records[at:])) == ("refork", ["memory", "memory"])
+        assert found.lost_steps <= 10
+        end(run, world_size=2, since=at)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("whom", ["rank 0", "any"])
+def test_twenty_nodes_in_a_row(tmp_path: Path, etcd: EtcdServer, whom: str) -> None:
+    """Each is killed, agent and worker, and replaced; in between the others never stop for long, and lose nothing."""
+    draw, kills, lost = random.Random(3), 20, 0
+    with cluster(tmp_path, etcd.endpoint, steps=1_000_000) as run:
+        for name in ("n0", "n1", "n2"):
+            run.start(name)
+        step = run.wait_step(20, world_size=3)
+        for number in range(kills):
+            world = [r.event for r in run.follower.records if isinstance(r.event, WorldFormed)][-1]
+            at, victim = run.now(), world.nodes[0] if whom == "rank 0" else draw.choice(world.nodes)
+            run.nodes[victim].kill()
+            smaller = run.wait_step(1, world_size=2, since=at, after=step.generation)
+            lost += recovered(run, since=at).lost_steps
+            run.start(f"n{number + 3}")
+            step = run.wait_step(1, world_size=3, since=at, after=smaller.generation)
+        assert lost <= kills, "at most the step in flight, each time"
+        end(run, world_size=3, since=at)

@@ -73,7 +73,7 @@ def assert_same_bits(records: list[Record]) -> None:
     assert {key: found for key, found in losses.items() if len(found) > 1} == {}
 
 
-@pytest.mark.parametrize("rejoin", ["true", "false"])
+@pytest.mark.parametrize("rejoin", [pytest.param("true", marks=pytest.mark.exhaustive), "false"])
 def test_worker_kill(tmp_path: Path, etcd: EtcdServer, undisturbed: dict[int, float], rejoin: str) -> None:
     with cluster(tmp_path, etcd.endpoint, steps=STEPS, ELASTIC__LAUNCH__REJOIN=rejoin) as run:
         for name in ("a", "b"):
@@ -98,7 +98,7 @@ def test_worker_kill(tmp_path: Path, etcd: EtcdServer, undisturbed: dict[int, fl
         assert_same_losses(lineage_losses(records), undisturbed, first=max(restored_steps(records).values()) + 1)
 
 
-@pytest.mark.parametrize("rejoin", ["true", "false"])
+@pytest.mark.parametrize("rejoin", ["true", pytest.param("false", marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("victim_rank", [0, pytest.param(2, marks=pytest.mark.exhaustive)])
 def test_node_kill(
     tmp_path: Path, etcd: EtcdServer, undisturbed: dict[int, float], victim_rank: int, rejoin: str
