@@ -21,12 +21,24 @@ from elastic.cli import (
     demo_command,
     docs_command,
     drain_command,
+    events_command,
     plan_command,
+    status_command,
 )
 from elastic.cli.console import complain
 from elastic.errors import ElasticError, ExitCode, UsageError
 
-COMMANDS = (config_command, ckpt_command, audit_command, plan_command, drain_command, demo_command, docs_command)
+COMMANDS = (
+    config_command,
+    status_command,
+    events_command,
+    ckpt_command,
+    audit_command,
+    plan_command,
+    drain_command,
+    demo_command,
+    docs_command,
+)
 
 
 class Parser(argparse.ArgumentParser):

@@ -7,9 +7,10 @@ writes, so that a line survives the death of its writer and is never torn.
 from __future__ import annotations
 
 import dataclasses
+import heapq
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,29 @@ def read_records(directory: Path) -> list[Record]:
     for path in sorted(directory.glob("*.jsonl")):
         records.extend(_complete_records(path))
     return sorted(records, key=lambda record: record.time_s)
+
+
+def merged_records(directory: Path, *, on_unreadable: Callable[[str], None]) -> Iterator[Record]:
+    """The same one by one, for runs that do not fit into memory. Each file must be in order, as its writer left it.
+
+    A line that is no record (of a disk that was full, of an older version) is passed over and told to `on_unreadable`.
+    """
+    files = [_lines_of(path, on_unreadable) for path in sorted(directory.glob("*.jsonl"))]
+    return heapq.merge(*files, key=lambda record: record.time_s)
+
+
+def _lines_of(path: Path, on_unreadable: Callable[[str], None]) -> Iterator[Record]:
+    with path.open(errors="replace") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith("\n") or len(line) == 1:
+                continue
+            try:
+                record = decode(line)
+            except ValueError as error:
+                on_unreadable(f"{path}:{number}: {error}")
+                continue
+            if record is not None:
+                yield record
 
 
 def _complete_records(path: Path) -> Iterator[Record]:
