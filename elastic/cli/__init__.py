@@ -23,6 +23,7 @@ from elastic.cli import (
     drain_command,
     events_command,
     plan_command,
+    report_command,
     status_command,
 )
 from elastic.cli.console import complain
@@ -32,6 +33,7 @@ COMMANDS = (
     config_command,
     status_command,
     events_command,
+    report_command,
     ckpt_command,
     audit_command,
     plan_command,

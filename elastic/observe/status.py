@@ -145,13 +145,23 @@ class StatusFold:
         if handler is not None:
             handler(record, record.event)
 
+    @property
+    def state(self) -> State:
+        """What the records say, however old they are."""
+        return self._state
+
+    @property
+    def patience_s(self) -> float:
+        """How long nobody needs to say anything before that is silence."""
+        return max(_SILENT_S, _SILENT_STEPS * (self._pace.step_s() or 0.0))
+
     def status(self, *, now_s: float, goal_samples: int | None = None) -> Status:
         """The status now. `goal_samples`: where the run is to end, if anybody knows."""
         heard_s = max((node.heard_s for node in self._nodes.values()), default=0.0)
         step_s = self._pace.step_s()
         state, reason = self._state, self._reason
         silent_s = now_s - heard_s
-        if self._nodes and not state.is_end and silent_s > max(_SILENT_S, _SILENT_STEPS * (step_s or 0.0)):
+        if self._nodes and not state.is_end and silent_s > self.patience_s:
             was = f"{state}: {reason}" if reason else str(state)
             state, reason = State.SILENT, f"nothing was heard for {silent_s:.0f} s; before that: {was}"
         rate = self._pace.samples_per_s(self._known.get("world_size", 0))
