@@ -25,6 +25,7 @@ from elastic.cli import (
     plan_command,
     report_command,
     status_command,
+    targets_command,
 )
 from elastic.cli.console import complain
 from elastic.errors import ElasticError, ExitCode, UsageError
@@ -37,6 +38,7 @@ COMMANDS = (
     ckpt_command,
     audit_command,
     plan_command,
+    targets_command,
     drain_command,
     demo_command,
     docs_command,

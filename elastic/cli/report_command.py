@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from elastic.cli.console import say
+from elastic.cli.files import write_whole
 from elastic.cli.runs import Unreadable, events_of, goal_samples, newest_settings
 from elastic.clock import SYSTEM_CLOCK
 from elastic.errors import ElasticError, ExitCode, UsageError
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace, rest: Sequence[str]) -> ExitCode:
     told = chronicle(records, goal_samples=goal_samples(args.save_path))
     account = Account(verdict="left out (--no-audit)", exact=None) if args.no_audit else _account(args.save_path)
     text = page(told, account=account, settings=newest_settings(args.save_path), made_s=SYSTEM_CLOCK.wall_s())
-    _write(Path(args.output), text)
+    write_whole(Path(args.output), text)
     unreadable.tell()
     say(f"{args.output}: {len(text.encode()) / 1e6:.2f} MB")
     return ExitCode.DONE
@@ -56,14 +56,3 @@ def _account(save_path: str) -> Account:
         numbers=tuple((name.replace("_", " "), value) for name, value in numbers),
         problems=found.problems,
     )
-
-
-def _write(path: Path, text: str) -> None:
-    """A page that was there stays until the new one is whole."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(path)
-    except OSError as error:
-        draft.unlink(missing_ok=True)
-        raise UsageError(f"{path} cannot be written: {error.strerror}; name another file with -o") from error
