@@ -1,4 +1,4 @@
-"""`elastic targets` against a real etcd."""
+"""`elastic targets` and `elastic doctor` against a real etcd."""
 
 import json
 
@@ -28,3 +28,13 @@ def test_targets_of_a_job(etcd, store, tmp_path, capsys):
         {"targets": ["10.0.0.7:9400"], "labels": {"job_id": "targets", "node": "a"}}
     ]
     assert "b serves its metrics on 127.0.0.1 only" in capsys.readouterr().err
+
+
+def test_the_doctor_asks_it(etcd, store, capsys):
+    put(store, job="doctor", name="other")
+    assert main(["doctor", "--json", "--rdzv-endpoint", etcd.endpoint, "--job", "doctor"]) == 0
+    found = {each["check"]: each for each in json.loads(capsys.readouterr().out)["findings"]}
+    assert found["etcd"]["level"] == "ok"
+    assert f"(etcd {etcd.version()})" in found["etcd"]["found"]
+    assert found["clock"]["level"] == "ok"
+    assert found["versions"]["level"] == "warning", "the agent in etcd tells of no version at all"
