@@ -45,7 +45,7 @@ def once(args: argparse.Namespace, *, clock: Clock) -> Status:
     """Read the records and print the status that they make."""
     fold = StatusFold()
     unreadable = Unreadable()
-    for record in merged_records(events_of(args.save_path), on_unreadable=unreadable):
+    for record in merged_records(events_of(args.save_path), on_unreadable=unreadable, few_steps=True):
         fold.apply(record)
     status = _tell(args, fold, clock, clear=False)
     unreadable.tell()
@@ -57,7 +57,7 @@ def watch(args: argparse.Namespace, *, clock: Clock) -> Status:
     from elastic.local.follow import Follower
 
     fold = StatusFold()
-    with Follower(events_of(args.save_path), on_unreadable=Unreadable()) as follower:
+    with Follower(events_of(args.save_path), on_unreadable=Unreadable(), few_steps=True) as follower:
         while True:
             follower.read()
             for record in sorted(follower.records, key=lambda record: record.time_s):

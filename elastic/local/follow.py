@@ -12,7 +12,7 @@ from typing import Self
 
 from elastic.clock import SYSTEM_CLOCK, Clock
 from elastic.errors import ElasticError
-from elastic.events import Record, decode
+from elastic.events import Record, decode, few_of
 
 _IN_MODIFY = 0x2
 _IN_CREATE = 0x100
@@ -29,6 +29,7 @@ class Follower:
         directory: the run's `events` directory; made if it is not there yet.
         on_record: called once for each record as it comes.
         on_unreadable: told of a line that is no record, which is then passed over; without, it is a ValueError.
+        few_steps: leave out most steps where one reading finds many, as `merged_records` does.
     """
 
     def __init__(
@@ -37,12 +38,14 @@ class Follower:
         *,
         on_record: Callable[[Record], None] | None = None,
         on_unreadable: Callable[[str], None] | None = None,
+        few_steps: bool = False,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.records: list[Record] = []
         self._directory = directory
         self._on_record = on_record
         self._on_unreadable = on_unreadable
+        self._few_steps = few_steps
         self._clock = clock
         self._offsets: dict[Path, int] = {}
         directory.mkdir(parents=True, exist_ok=True)
@@ -117,7 +120,8 @@ class Follower:
             data = file.read()
         whole = data[: data.rfind(b"\n") + 1]
         self._offsets[path] = self._offsets.get(path, 0) + len(whole)
-        for line in whole.decode(errors="replace").splitlines():
+        lines = enumerate(whole.decode(errors="replace").splitlines())
+        for _, line in few_of(lines) if self._few_steps else lines:
             record = self._decode(line)
             if record is not None:
                 self.records.append(record)

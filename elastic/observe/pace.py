@@ -14,7 +14,7 @@ _STEPS_ENOUGH = 5
 @dataclass(frozen=True, kw_only=True)
 class _Seen:
     time_s: float
-    samples: int
+    stop: int
     seconds: float
 
 
@@ -40,7 +40,7 @@ class Pace:
     def stepped(self, event: StepCommitted, *, time_s: float) -> None:
         """Rank 0 committed a step."""
         self._world_size = event.world_size
-        self._seen.append(_Seen(time_s=time_s, samples=event.stop - event.start, seconds=event.seconds))
+        self._seen.append(_Seen(time_s=time_s, stop=event.stop, seconds=event.seconds))
 
     def samples_per_s(self, world_size: int) -> float | None:
         """None before anything was measured."""
@@ -56,5 +56,6 @@ class Pace:
     def _measured(self) -> float | None:
         if len(self._seen) < _STEPS_ENOUGH:
             return None
-        spent_s = self._seen[-1].time_s - self._seen[0].time_s
-        return sum(each.samples for each in list(self._seen)[1:]) / spent_s if spent_s > 0 else None
+        first, last = self._seen[0], self._seen[-1]
+        spent_s = last.time_s - first.time_s
+        return (last.stop - first.stop) / spent_s if spent_s > 0 else None

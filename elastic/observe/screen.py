@@ -17,9 +17,10 @@ def screen(status: Status) -> list[tuple[str, ...]]:
     rows.append(("world", f"{status.world_size} workers, generation {status.generation}"))
     rows.append(("progress", _progress(status)))
     rows.append(("pace", _pace(status)))
-    rows += [(f"{_tier(tier)} copy", _copy(copy, status)) for tier, copy in sorted(status.copies.items())]
-    if "disk" not in status.copies:
-        rows.append(("durable copy", "none yet"))
+    durable = status.copies.get("disk")
+    rows.append(("durable copy", _copy(durable, status) if durable else "none yet"))
+    others = sorted((tier, copy) for tier, copy in status.copies.items() if tier != "disk")
+    rows += [(f"{plain(tier)} copy", _copy(copy, status)) for tier, copy in others]
     if status.failed_saves:
         rows.append(("failed saves", str(status.failed_saves)))
     rows += [(f"node {plain(node.node)}", _node(node, status)) for node in status.nodes]
@@ -56,10 +57,6 @@ def _pace(status: Status) -> str:
     if status.eta_s is not None:
         parts.append(f"done in {duration(status.eta_s)}")
     return ", ".join(parts) or "no step yet"
-
-
-def _tier(tier: str) -> str:
-    return "durable" if tier == "disk" else plain(tier)
 
 
 def _copy(copy: Copy, status: Status) -> str:

@@ -8,6 +8,7 @@ from elastic import events
 from elastic.cli import main
 from elastic.clock import ManualClock
 from elastic.events import Cause, Outcome
+from elastic.local.follow import Follower
 from elastic.observe import words
 from elastic.observe.screen import screen
 from elastic.observe.status import State, StatusFold
@@ -145,6 +146,26 @@ def _value(kind):
 )
 def test_durations(seconds, text):
     assert words.duration(seconds) == text
+
+
+def test_the_status_is_the_same_of_few_steps(tmp_path):
+    """A run that is long enough for most of its steps to be left out; the pace is that of its very end."""
+    longer = [*story.with_a_kill()]
+    for iteration in range(21, 421):
+        longer += story.step(iteration, "a", "b", at_s=108.5 + iteration, generation=2)
+        if iteration % 90 == 0:
+            longer.append(story.saved(iteration, at_s=108.6 + iteration, generation=2))
+    story.write(tmp_path, longer)
+    read = [
+        list(events.merged_records(tmp_path / "events", on_unreadable=pytest.fail, few_steps=few))
+        for few in (False, True)
+    ]
+    with Follower(tmp_path / "events", few_steps=True) as follower:
+        follower.read()
+        read.append(sorted(follower.records, key=lambda each: each.time_s))
+    assert len(read[1]) == len(read[2]) < 0.4 * len(read[0])
+    every, few, followed = (fold(records).status(now_s=530.0, goal_samples=20_000) for records in read)
+    assert followed == few == every
 
 
 @pytest.fixture
