@@ -144,7 +144,9 @@ class Chronicle:
                 self._notices[event.text] = None
             case events.AgentStarted():
                 self._versions[record.node] = f"elastic {event.version}, torch {event.torch_version}"
-            case events.CheckpointRejected() | events.Fencing() | events.StorageRetried() | events.ReplicasDiffered():
+            case events.CheckpointRejected() | events.Fencing() | events.StorageRetried():
+                self._count(event.kind)
+            case events.ReplicasDiffered() | events.WorkerHung():
                 self._count(event.kind)
 
     def _step(self, event: events.StepCommitted) -> None:

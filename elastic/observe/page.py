@@ -78,7 +78,14 @@ def _summary(told: Chronicled, account: Account) -> str:
     return "<dl>" + "".join(f"<dt>{safe(name)}</dt><dd>{safe(value)}</dd>" for name, value in facts) + "</dl>"
 
 
-_WORTH_TELLING = ("failed saves", "checkpoint_rejected", "fenced", "storage_retried", "replicas_differed")
+_WORTH_TELLING = (
+    "failed saves",
+    "checkpoint_rejected",
+    "fenced",
+    "storage_retried",
+    "replicas_differed",
+    "worker_hung",
+)
 
 
 def _of_goal(goal_samples: int | None) -> str:

@@ -66,7 +66,8 @@ def _copy(copy: Copy, status: Status) -> str:
 def _node(node: NodeStatus, status: Status) -> str:
     ranks = f"rank {', '.join(map(str, node.ranks))}, " if node.ranks and not node.state.is_end else ""
     reason = f": {plain(node.reason)}" if node.reason else ""
-    return f"{ranks}{node.state}{reason} (heard {duration(max(0.0, status.now_s - node.heard_s))} ago)"
+    warning = f"; {plain(node.warning)}" if node.warning else ""
+    return f"{ranks}{node.state}{reason}{warning} (heard {duration(max(0.0, status.now_s - node.heard_s))} ago)"
 
 
 def _recovery(seen: RecoverySeen, status: Status) -> str:

@@ -51,6 +51,8 @@ class NodeStatus:
     node: str
     state: State = State.UNKNOWN
     reason: str = ""
+    warning: str = ""
+    """What is about to end its part: a wish that it leaves, a hang."""
     ranks: tuple[int, ...] = ()
     generation: int = 0
     heard_s: float = 0.0
@@ -127,6 +129,8 @@ class StatusFold:
             events.WorkerStarted: self._worker_here,
             events.WorkerStayed: self._worker_here,
             events.WorkerLost: self._worker_lost,
+            events.WorkerHung: self._in_trouble,
+            events.LeaveAsked: self._in_trouble,
             events.GroupReady: self._group_ready,
             events.Restored: self._restored,
             events.StepCommitted: self._step_committed,
@@ -197,7 +201,7 @@ class StatusFold:
     def _agent_started(self, record: Record, event: events.AgentStarted) -> None:
         self._known["job_id"] = event.job_id
         reason = "its agent looks for the others"
-        self._node(record.node, state=State.WAITING, reason=reason, exporter=event.exporter, ranks=())
+        self._node(record.node, state=State.WAITING, reason=reason, warning="", exporter=event.exporter, ranks=())
         if self._state.is_end or self._state is State.UNKNOWN:
             self._be(record, State.WAITING, "agents look for each other")
 
@@ -231,9 +235,14 @@ class StatusFold:
         self._node(record.node, state=State.STARTING, ranks=ranks)
 
     def _worker_lost(self, record: Record, event: events.WorkerLost) -> None:
-        self._node(record.node, state=State.BETWEEN, reason=event.reason)
+        self._node(record.node, state=State.BETWEEN, reason=event.reason, warning="")
         if record.generation >= self._generation and not self._state.is_end:
             self._be(record, State.BETWEEN, event.reason)
+
+    def _in_trouble(self, record: Record, event: events.WorkerHung | events.LeaveAsked) -> None:
+        """What is going to happen to this node is told with it until it has happened."""
+        asked = isinstance(event, events.LeaveAsked)
+        self._node(record.node, warning=f"asked to leave: {event.reason}" if asked else f"hangs: {event.reason}")
 
     def _advance(self, record: Record, state: State) -> None:
         """A worker of the newest generation came a stage further; one that is alone has no agent to tell it."""
@@ -289,7 +298,7 @@ class StatusFold:
         self._be(record, State.FINISHED, f"all {event.consumed_samples} samples are used")
 
     def _job_ended(self, record: Record, event: events.JobEnded) -> None:
-        self._node(record.node, state=_ENDS[event.outcome], reason=event.reason)
+        self._node(record.node, state=_ENDS[event.outcome], reason=event.reason, warning="")
         members = [self._nodes[name] for name in self._members if name in self._nodes] or list(self._nodes.values())
         if all(node.state.is_end for node in members):
             self._be(record, _ENDS[event.outcome], event.reason)

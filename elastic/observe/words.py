@@ -69,6 +69,10 @@ def _of_agents(event: Event) -> str:
             return f"recovered from {event.cause} in {event.seconds:.2f} s by {event.path}, {again}"
         case events.JobEnded():
             return f"job {event.outcome} (exit code {event.exit_code}): {event.reason}"
+        case events.WorkerHung():
+            return f"worker pid {event.pid} hangs: {event.reason}; stacks of all in {event.stacks}"
+        case events.LeaveAsked():
+            return f"asked to leave ({event.source}): {event.reason}"
         case events.Fencing():
             return f"refused, of an ended generation ({event.what}): {event.reason}"
     return ""

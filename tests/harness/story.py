@@ -87,6 +87,7 @@ def step(iteration, *nodes, at_s, generation=1, loss=2.0, seconds=0.9):
                 loss=loss,
                 world_size=len(nodes),
                 seconds=seconds,
+                own_s=0.8 * seconds,
             ),
             at_s=at_s,
             node=node,

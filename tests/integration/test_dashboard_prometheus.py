@@ -13,7 +13,7 @@ from collections.abc import Callable
 import pytest
 
 from elastic.clock import SYSTEM_CLOCK
-from elastic.events import CheckpointSaved
+from elastic.events import CheckpointSaved, WorkerStayed
 from elastic.local.etcd import free_port
 from elastic.metrics.exporter import Exporter
 from elastic.metrics.fold import Metrics
@@ -94,6 +94,7 @@ def test_no_panel_is_empty_after_a_kill(tmp_path):
                 metrics.apply(each)
         saved = CheckpointSaved(iteration=20, consumed_samples=480, bytes=1, seconds=0.5, interval_s=3.0, stall_s=0.1)
         metrics.apply(story.record(saved, at_s=129.0, rank=0))
+        metrics.apply(story.record(WorkerStayed(worker_rank=0, pid=10), at_s=129.0, generation=2))
         after = prometheus.scraped()
         wait(lambda: prometheus.scraped() >= after + 3, what="three scrapes after the kill")
         empty = []

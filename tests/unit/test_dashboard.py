@@ -58,7 +58,8 @@ def test_only_metrics_that_there_are_with_labels_that_they_have(title, expressio
             assert value in dict(definition.labels)[label], f"{title}: no {label} is {value}"
     groups = {label.strip() for group in re.findall(r"\bby \(([^)]*)\)", expression) for label in group.split(",")}
     known = {label for _, name, _ in found for label in definition_of(name).label_names}
-    assert groups <= {*known, "job", "le"}, title
+    each = {"instance"} if all(definition_of(name).over is Over.EACH for _, name, _ in found) else set()
+    assert groups <= {*known, *each, "job", "le"}, title
 
 
 @pytest.mark.parametrize(("title", "expression"), EXPRESSIONS)

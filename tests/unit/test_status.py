@@ -55,6 +55,17 @@ def test_reasons_are_told():
     assert at([*run, awaited], 122.0).reason == "1 of at least 2 are here: b has left"
 
 
+def test_what_is_about_to_end_a_nodes_part_is_told_with_it():
+    asked = events.LeaveAsked(source="drain", reason="maintenance")
+    run = [each for each in story.with_a_kill() if each.time_s <= 113.2] + [story.record(asked, at_s=113.2)]
+    run += story.step(11, "a", "b", "c", at_s=113.3)
+    node = at(run, 113.4).nodes[0]
+    assert (node.state, node.warning) == (State.TRAINING, "asked to leave: maintenance")
+    assert "rank 0, training; asked to leave: maintenance" in dict(screen(at(run, 113.4)))["node a"]
+    gone = [*run, story.ended("a", at_s=113.5, outcome=Outcome.PREEMPTED, reason="left")]
+    assert (at(gone, 113.6).nodes[0].state, at(gone, 113.6).nodes[0].warning) == (State.STOPPED, "")
+
+
 def test_numbers_of_a_run_at_work():
     status = at(story.with_a_kill(), 120.6, goal_samples=480)
     assert (status.iteration, status.consumed_samples, status.world_size, status.generation) == (12, 288, 2, 2)
