@@ -76,13 +76,17 @@ def test_a_recovery_stage_by_stage():
 
 def test_a_fault_during_a_recovery_is_one_incident_and_the_last_words_of_a_generation_are_none():
     run = [each for each in story.with_a_kill() if each.time_s < 115.5]
-    run += story.step(11, "a", "b", "c", at_s=115.6, generation=1)
+    run += story.step(11, "a", "b", "c", at_s=113.55, generation=1)
+    run += story.step(12, "a", "b", "c", at_s=115.6, generation=1)
+    run.sort(key=lambda each: each.time_s)
     run.append(story.record(events.RoundOpened(cause=Cause.WORKER_EXIT, reason="again"), at_s=115.7, generation=2))
     run += story.world("a", at_s=116.0, generation=3, cause=Cause.WORKER_EXIT)
-    run += story.begun("a", at_s=116.5, generation=3, iteration=8, tier="disk")
+    begun = story.begun("a", at_s=116.5, generation=3, iteration=8, tier="disk")
+    run += [each for each in begun if not isinstance(each.event, events.WorkerStarted)]
     run += story.step(9, "a", at_s=119.0, generation=3)
     _, fault = chronicle(run).incidents
     assert (fault.generation, fault.world_size, fault.seconds) == (3, 1, pytest.approx(5.5))
+    assert [stage.name for stage in fault.stages] == ["agree", "form the group", "restore", "first step"]
     assert fault.stages[0].stop_s == pytest.approx(2.5), "agreeing lasts until the world that made the step"
 
 
@@ -93,6 +97,7 @@ def test_a_curve_of_any_length_stays_small_and_keeps_its_extremes():
     curve.add(100_000, float("nan"))
     assert 50 <= len(curve.buckets) <= 100
     assert sum(each.count for each in curve.buckets) == 100_000
+    assert len({each.count for each in curve.buckets[:-1]}) == 1, "every part of the run is drawn as finely"
     assert max(each.high for each in curve.buckets) == 50.0
     assert curve.buckets[0].low == 0.0
     assert all(one.stop < other.start for one, other in zip(curve.buckets, curve.buckets[1:], strict=False))
