@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
 from elastic.checkpoint.layout import ShardKind, parse_shard_name
 from elastic.checkpoint.manifest import Manifest
 from elastic.checkpoint.seams import Group
-from elastic.checkpoint.storage import PosixStorage, Storage
+from elastic.checkpoint.storage import BulkFile, PosixStorage, Storage
 
 
 class Gathered(PosixStorage):
@@ -34,14 +36,32 @@ class Gathered(PosixStorage):
             raise OSError(self._faults[path])
         return self._files[path] if path in self._files else self._behind.read(path)
 
-    def read_bulk(self, path: str) -> memoryview:
-        return memoryview(bytearray(self.read(path)))
+    def open_bulk(self, path: str) -> AbstractContextManager[BulkFile]:
+        return nullcontext(BytesFile(memoryview(self.read(path))))
+
+    def read_part(self, path: str, start: int, stop: int) -> bytes:
+        return self.read(path)[start:stop]
 
     def size_bytes(self, path: str) -> int | None:
         return self._behind.size_bytes(path)
 
     def names(self, path: str) -> list[str]:
         return self._behind.names(path)
+
+
+class BytesFile:
+    """A `BulkFile` that is in memory."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
+
+    def read_into(self, views: Sequence[memoryview], at: int) -> int:
+        begin = at
+        for view in views:
+            there = self._data[at : at + len(view)]
+            view[: len(there)] = there
+            at += len(there)
+        return at - begin
 
 
 def read_together(

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from elastic import events
 from elastic.checkpoint.background import Pending, Start
 from elastic.checkpoint.keeping import Chosen, choose, make_room, set_aside
+from elastic.checkpoint.layout import parse_iteration_dir
 from elastic.checkpoint.restoring import newer_than
 from elastic.checkpoint.seams import Committer, Settings
 from elastic.checkpoint.storage import Storage
@@ -61,6 +62,8 @@ class Caretaker:
         """What is newer than the restored state led nowhere. It must not be found by a later fallback."""
         root = self._settings.save_path
         try:
+            if all((parse_iteration_dir(name) or 0) <= iteration for name in self._storage.names(root)):
+                return
             found = newer_than(survey(root, storage=self._storage), iteration=iteration, lineage=self._lineage)
             for name in set_aside(root, found, storage=self._storage, nonce=self._nonce):
                 self._emit(events.Notice(text=f"set aside as {name}: newer than iteration {iteration}, not committed"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from elastic.checkpoint.commit import Save
+from elastic.checkpoint.commit import Saving
 from elastic.checkpoint.draft import SaveMeta
 from elastic.checkpoint.snapshots import Copied
 
@@ -13,7 +13,7 @@ from elastic.checkpoint.snapshots import Copied
 class Flight:
     """A save under way. `copied`: what is written; None where there is nothing to write, since the copy failed."""
 
-    saving: Save
+    saving: Saving
     meta: SaveMeta
     copied: Copied | None
     begun_s: float

@@ -41,7 +41,7 @@ DTYPE_NAMES: Mapping[torch.dtype, str] = {
     torch.float8_e4m3fnuz: "F8_E4M3FNUZ",
     torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
 }
-_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+DTYPES: Mapping[str, torch.dtype] = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +131,7 @@ def facts(plan: ImagePlan) -> tuple[TensorFacts, ...]:
 
 
 def _view(data: memoryview, entry: TensorEntry) -> Tensor:
-    dtype = _DTYPES.get(entry.dtype)
+    dtype = DTYPES.get(entry.dtype)
     if dtype is None:
         raise ValueError(f"{entry.name!r:.80} is of type {entry.dtype}, which is not known here")
     if entry.begin == entry.end:

@@ -10,7 +10,6 @@ from typing import Any
 from elastic import events
 from elastic.checkpoint.background import Start, at_once, in_thread
 from elastic.checkpoint.caretaker import Caretaker
-from elastic.checkpoint.commit import Outcome
 from elastic.checkpoint.draft import SaveMeta, common_of, draft_of
 from elastic.checkpoint.flight import Flight, SaveResult, unsaved
 from elastic.checkpoint.image import Image
@@ -18,6 +17,7 @@ from elastic.checkpoint.layout import Health
 from elastic.checkpoint.locating import storage_for
 from elastic.checkpoint.manifest import Manifest
 from elastic.checkpoint.memory import MemoryTier
+from elastic.checkpoint.outcome import Outcome
 from elastic.checkpoint.places import Places
 from elastic.checkpoint.policy import judge_health
 from elastic.checkpoint.reader import Reader
@@ -28,7 +28,7 @@ from elastic.checkpoint.saving_apart import begin_saving
 from elastic.checkpoint.schedule import Schedule
 from elastic.checkpoint.seams import Committer, Group, Settings, check_settings
 from elastic.checkpoint.snapshots import Snapshots
-from elastic.checkpoint.state import Captured, capture
+from elastic.checkpoint.state import Captured, capture, dealt_out
 from elastic.checkpoint.storage import Storage
 from elastic.checkpoint.taking import Taker
 from elastic.checkpoint.telling import restored_event, saved_event
@@ -142,7 +142,7 @@ class CheckpointManager:
             self.schedule.committed, self._ancestors = reader.durable, reader.ancestors
             if self._caretaker is not None:
                 self._caretaker.set_aside_newer(restored.iteration)
-        self.intact = True
+        self.intact, self.schedule.began_at = True, restored.iteration
         self._emit(restored_event(restored, seconds=self._clock.monotonic_s() - begun_s))
         return restored
 
@@ -288,7 +288,7 @@ class CheckpointManager:
         begun_s = self._clock.monotonic_s()
         captured, copied, fault = Captured(model={}, opt={}, values={}), None, None
         health = judge_health(meta.signs)
-        own = self._taker.own_to_save()
+        own = self._taker.own_to_save(dealt_out=dealt_out(tracked))
         try:
             captured = capture(tracked, weights_only=self._settings.no_save_optim)
             draft = self._draft(meta, identity, captured, health.status)

@@ -97,8 +97,11 @@ def _as_os_error(key: str) -> Iterator[None]:
         yield
     except OSError as error:
         response = getattr(error.__cause__, "response", None) or {}
-        if response.get("Error", {}).get("Code") in ("PreconditionFailed", "412"):
+        code = response.get("Error", {}).get("Code")
+        if code in ("PreconditionFailed", "412"):
             raise FileExistsError(errno.EEXIST, "it is there already", key) from error
+        if code == "NoSuchBucket":  # not as a file that is missing: nothing can be made there, either
+            raise NotADirectoryError(errno.ENOTDIR, "there is no such bucket", key) from error
         raise
     except Exception as error:  # each library behind fsspec has errors of its own
         raise OSError(errno.EIO, f"{type(error).__name__}: {error}", key) from error

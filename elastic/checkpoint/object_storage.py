@@ -15,9 +15,9 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-import zlib
 from collections.abc import Callable
 
+from elastic.checkpoint.checksums import crc32
 from elastic.checkpoint.layout import parse_aside_name, parse_iteration_dir, parse_temp_name, parse_trash_name
 from elastic.checkpoint.manifest import FileFacts
 from elastic.checkpoint.objects import ObjectStore
@@ -64,10 +64,10 @@ class ObjectStorage:
         size_bytes = self._store.size_bytes(key)
         if size_bytes is None:
             raise _missing(path)
-        crc32 = 0
+        running = 0
         for start in range(0, size_bytes, _CHUNK_BYTES):
-            crc32 = zlib.crc32(self._store.get(key, start, min(start + _CHUNK_BYTES, size_bytes)), crc32)
-        return FileFacts(size_bytes=size_bytes, crc32=crc32)
+            running = crc32(self._store.get(key, start, min(start + _CHUNK_BYTES, size_bytes)), running)
+        return FileFacts(size_bytes=size_bytes, crc32=running)
 
     def write(self, path: str, data: bytes | memoryview) -> None:
         if not self._store.put_new(self._place(path, to_write=True), data):

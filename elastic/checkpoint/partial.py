@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from elastic.checkpoint.checksums import fault_of
+from elastic.checkpoint.checksums import crc32, fault_of
 from elastic.checkpoint.cuts import Cut, Window, whole
 from elastic.checkpoint.header import TensorEntry, header_bytes, parse_header
 from elastic.checkpoint.layout import METADATA
@@ -57,7 +56,7 @@ class VerifiedFile:
         data = self._bytes(first, chunks[-1][1])
         view = memoryview(data)
         for at, stop, known, after in chunks:
-            if zlib.crc32(view[at - first : stop - first], known) != after:
+            if crc32(view[at - first : stop - first], known) != after:
                 raise CheckpointDamaged(
                     f"{self._name} is not what was written: its checksum does not match in bytes {at} to {stop - 1}"
                 )
@@ -71,7 +70,9 @@ class VerifiedFile:
         """
         size_bytes = self._facts.size_bytes
         try:
-            start = self.read(0, min(size_bytes, self._facts.chunks[0][0] if self._facts.chunks else size_bytes))
+            start = self.read(
+                0, min(size_bytes, max(8, self._facts.chunks[0][0]) if self._facts.chunks else size_bytes)
+            )
             end = 8 + header_bytes(start[:8], size_bytes=size_bytes, what=self._name)
             text = start[8:end] if end <= len(start) else self.read(8, end)
             return parse_header(text, size_bytes=size_bytes, what=self._name)

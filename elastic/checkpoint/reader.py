@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,20 +17,20 @@ from elastic.checkpoint.locating import is_url
 from elastic.checkpoint.manifest import Manifest
 from elastic.checkpoint.memory import MemoryTier
 from elastic.checkpoint.places import Places
-from elastic.checkpoint.reading import read_iteration, read_manifest, read_own_parts
-from elastic.checkpoint.recalling import captured_from, decide, fetch, from_plain, offer_of
+from elastic.checkpoint.reading import begin_iteration, read_manifest, read_own_parts
+from elastic.checkpoint.recalling import decide, fetch, from_plain, kept_of, offer_of, viewed_in
 from elastic.checkpoint.restored import Restored, restored_from
 from elastic.checkpoint.restoring import Attempt, Plan, plan_restore
 from elastic.checkpoint.rng import apply_rng
 from elastic.checkpoint.root import RootIdentity
 from elastic.checkpoint.seams import Committer, Group, Settings
-from elastic.checkpoint.state import Captured, prepare, wanted_cuts
+from elastic.checkpoint.state import Captured, overwritable, prepare, wanted_cuts
 from elastic.checkpoint.storage import Storage
 from elastic.checkpoint.supply import Supply
 from elastic.checkpoint.survey import Survey
+from elastic.checkpoint.voting import heard, settle
 from elastic.clock import SYSTEM_CLOCK, Clock
 from elastic.errors import (
-    CheckpointDamaged,
     CheckpointError,
     ElasticError,
     Fenced,
@@ -45,6 +45,14 @@ _TOLD: dict[str, type[ElasticError]] = {
     each.__name__: each for each in (NothingToRestore, RunMismatch, UsageError, StoreUnavailable, StoreRefused, Fenced)
 }
 """Errors that rank 0 may meet while deciding, and that every rank then raises as what they are."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Reading:
+    """A state that is known to fit and is still to be read. `manifest`: None where another system wrote it."""
+
+    read: Callable[[], Captured]
+    manifest: Manifest | None = None
 
 
 class Reader:
@@ -118,7 +126,7 @@ class Reader:
     def _from_disk(self, attempt: Attempt, plan: Plan, tracked: Mapping[str, Any]) -> Restored | str:
         parts = bool(wanted_cuts({}, tracked))  # where each rank needs only its parts there is nothing to balance
         source = self._supply.source(attempt, plan, balanced=not parts)
-        return self._try(attempt, plan, tracked, partial(self._read, attempt, plan, source, tracked))
+        return self._try(attempt, plan, tracked, partial(self._begin, attempt, plan, source, tracked))
 
     def _plan(self) -> Plan:
         seen = self._supply.survey()
@@ -184,7 +192,13 @@ class Reader:
         attempt = Attempt(directory="memory", iteration=iteration, manifest_digest=None, reason=chosen.reason)
         everywhere = len(chosen.holders) == self._group.size
         found = (mine.manifest, dict(mine.images)) if everywhere and mine else fetch(chosen, mine, group=self._group)
-        result = self._try(attempt, plan, tracked, lambda: (captured_from(*found), found[0]), tier="memory")
+
+        def begin() -> _Reading:
+            viewed = viewed_in(*found)
+            prepare(viewed, tracked)
+            return _Reading(read=lambda: kept_of(viewed, live=overwritable(tracked)), manifest=found[0])
+
+        result = self._try(attempt, plan, tracked, begin, tier="memory")
         if isinstance(result, Restored):
             self.ancestors, self.durable = tuple(told["ancestors"]), told["durable"]
             return result
@@ -196,34 +210,32 @@ class Reader:
         return decide(offers, record=self._record, plan=plan, load_unhealthy=lenient, storage=self._storage)
 
     def _try(
-        self, attempt: Attempt, plan: Plan, tracked: Mapping[str, Any],
-        read: Callable[[], tuple[Captured, Manifest | None]], *, tier: str = "disk",
+        self, attempt: Attempt, plan: Plan, tracked: Mapping[str, Any], begin: Callable[[], _Reading], *,
+        tier: str = "disk",
     ) -> Restored | str:  # fmt: skip
-        """Restore one candidate on all ranks, or say why it is damaged; nothing was changed then."""
-        apply, restored = None, None
-        vote: dict[str, str] = {}
-        manifest = None
-        try:
-            captured, manifest = read()
+        """Restore one candidate on all ranks, or say why it is damaged.
+
+        Nothing is changed before all ranks know that it fits. Damage may be found after that: the tensors that were
+        read into are worth nothing then, until another candidate was restored.
+        """
+        reading, vote = heard(begin)
+        if (fault := settle(vote, of=attempt.directory, group=self._group)) is not None:
+            return fault
+        assert reading is not None
+        manifest = reading.manifest
+
+        def read() -> tuple[Captured, Callable[[], None], Restored]:
+            captured = reading.read()
             apply = prepare(captured, tracked, weights_only=plan.weights_only)
-            restored = replace(self._restored(attempt, plan, manifest), tier=tier)
-        except CheckpointDamaged as error:
-            vote = {"damaged": str(error)}
-        except Exception as error:  # noqa: BLE001 - because peers wait for this rank's vote, whatever went wrong
-            known = isinstance(error, CheckpointError)
-            vote = {"unfit": str(error) if known else f"{type(error).__name__}: {error}"}
-        votes = self._group.gather(vote)
-        verdict = self._group.broadcast(
-            None if votes is None else _count(votes) or self._claim(attempt, plan, manifest)
-        )
-        if "fenced" in verdict:
-            raise Fenced(f"{attempt.directory} was not restored: {verdict['fenced']}")
-        if "damaged" in verdict:
-            return str(verdict["damaged"])
-        if "unfit" in verdict:
-            raise CheckpointError(f"{attempt.directory} cannot be restored: {verdict['unfit']}")
-        assert apply is not None
-        assert restored is not None
+            return captured, apply, replace(self._restored(attempt, plan, manifest), tier=tier)
+
+        found, vote = heard(read)
+        claim = partial(self._claim, attempt, plan, manifest)
+        fault = settle(vote, of=attempt.directory, group=self._group, claim=claim)
+        if fault is not None:
+            return fault
+        assert found is not None
+        captured, apply, restored = found
         if restored.own and manifest is not None and attempt.manifest_digest is not None:
             self.ancestors = (*manifest.ancestors, attempt.manifest_digest)
             self.durable = attempt.iteration
@@ -265,15 +277,13 @@ class Reader:
             self._storage.replace(tracker, build_tracker(attempt.iteration))
         return {}
 
-    def _read(
-        self, attempt: Attempt, plan: Plan, source: Storage, tracked: Mapping[str, Any]
-    ) -> tuple[Captured, Manifest | None]:
+    def _begin(self, attempt: Attempt, plan: Plan, source: Storage, tracked: Mapping[str, Any]) -> _Reading:
         if attempt.manifest_digest is None:
             if not plan.weights_only:
                 raise CheckpointError(
                     "another system wrote it, and only its weights can be used here. Set checkpoint.no_load_optim: True"
                 )
-            return read_foreign(attempt.directory, storage=self._storage), None
+            return _Reading(read=partial(read_foreign, attempt.directory, storage=self._storage))
         manifest = read_manifest(attempt.directory, storage=self._storage, manifest_digest=attempt.manifest_digest)
         if not manifest.has_optimizer and not plan.weights_only:
             raise CheckpointError(
@@ -281,13 +291,12 @@ class Reader:
                 "Set checkpoint.load_path to it, no_load_optim: True and another save_path to start from its weights."
             )
         directory, weights_only = attempt.directory, plan.weights_only
-        if not (cuts := wanted_cuts(manifest.values, tracked)):
-            return read_iteration(directory, manifest, storage=source, weights_only=weights_only), manifest
-        rank = self._group.rank
-        return (
-            read_own_parts(directory, manifest, storage=source, cuts=cuts, rank=rank, weights_only=weights_only),
-            manifest,
-        )
+        if cuts := wanted_cuts(manifest.values, tracked):
+            own = partial(read_own_parts, storage=source, cuts=cuts, rank=self._group.rank, weights_only=weights_only)
+            return _Reading(read=partial(own, directory, manifest), manifest=manifest)
+        fits = partial(prepare, tracked=tracked, weights_only=weights_only)
+        read = begin_iteration(directory, manifest, storage=source, weights_only=weights_only, fits=fits)
+        return _Reading(read=lambda: read(overwritable(tracked, weights_only=weights_only)), manifest=manifest)
 
     def _restored(self, attempt: Attempt, plan: Plan, manifest: Manifest | None) -> Restored:
         reason = f"{attempt.directory}: {attempt.reason}"
@@ -309,12 +318,3 @@ class Reader:
     def _reject(self, attempt: Attempt, fault: str) -> None:
         if self._group.rank == 0:
             self._emit(events.CheckpointRejected(iteration=attempt.iteration, reason=f"{attempt.directory}: {fault}"))
-
-
-def _count(votes: list[dict[str, str]]) -> dict[str, str]:
-    """One verdict of all votes: damage on any rank makes all fall back, before any misfit is looked at."""
-    for kind in ("damaged", "unfit"):
-        for rank, vote in enumerate(votes):
-            if kind in vote:
-                return {kind: vote[kind] if len(votes) == 1 else f"rank {rank}: {vote[kind]}"}
-    return {}

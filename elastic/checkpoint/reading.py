@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from elastic.checkpoint.checksums import fault_of
 from elastic.checkpoint.cuts import Cut
-from elastic.checkpoint.image import read_views
+from elastic.checkpoint.header import TensorEntry
+from elastic.checkpoint.image import DTYPES, read_views
 from elastic.checkpoint.layout import MANIFEST, MAX_JSON_BYTES, METADATA, ShardKind, parse_shard_name
 from elastic.checkpoint.manifest import FileFacts, Manifest, digest
 from elastic.checkpoint.metadata import Piece, parse_metadata
 from elastic.checkpoint.partial import PartReader, VerifiedFile
 from elastic.checkpoint.pieces import assemble
+from elastic.checkpoint.placing import meta_tensors, read_placed
 from elastic.checkpoint.rng import PREFIX
 from elastic.checkpoint.shards import decode_shard, original_form
 from elastic.checkpoint.state import Captured
-from elastic.checkpoint.storage import LARGE_BYTES, BulkReader, Storage
+from elastic.checkpoint.storage import LARGE_BYTES, BulkReader, Storage, large_memory
 from elastic.checkpoint.survey import read_small
 from elastic.errors import CheckpointDamaged
 
@@ -38,23 +41,78 @@ def read_manifest(directory: str, *, storage: Storage, manifest_digest: str) -> 
         raise CheckpointDamaged(str(error)) from error
 
 
-def read_iteration(directory: str, manifest: Manifest, *, storage: Storage, weights_only: bool = False) -> Captured:
-    """All tensors of an iteration, verified. Files that the manifest does not name do not exist.
+def begin_iteration(
+    directory: str, manifest: Manifest, *, storage: Storage, weights_only: bool = False,
+    fits: Callable[[Captured], object] = lambda captured: None,
+) -> Callable[[Mapping[str, Tensor]], Captured]:  # fmt: skip
+    """All tensors of an iteration, in two steps. Files that the manifest does not name do not exist.
+
+    First what can be known without them: `fits` is given the state without its numbers. What is returned then reads
+    and verifies them; it is given tensors by name that may be read into, where that can be done, and these stand in
+    the state. Where `fits` was not asked, since parts are to be put together first, they are left alone.
 
     Raises:
         CheckpointDamaged: a file is not what the manifest says; the message names it.
     """
+    shards = {
+        name: shard.kind
+        for name in manifest.files
+        if (shard := parse_shard_name(name)) and not (weights_only and shard.kind is ShardKind.OPT)
+    }
+    others = {
+        name: bytes(_verified(directory, name, facts, storage))
+        for name, facts in manifest.files.items()
+        if parse_shard_name(name) is None
+    }
+    metadata = others.get(METADATA, b"")
+    headers = {name: _header(directory, name, manifest.files[name], storage) for name in shards}
+    known = [each.name for entries in headers.values() for each in entries or ()]
+    whole = None not in headers.values() and len(set(known)) == len(known)
+    if whole:
+        fits(_captured(manifest, {n: (shards[n], meta_tensors(e or ())) for n, e in headers.items()}, metadata))
+
+    def read(live: Mapping[str, Tensor]) -> Captured:
+        files: dict[str, tuple[ShardKind, dict[str, Tensor]]] = {}
+        for name, kind in shards.items():
+            into = live if whole else {}
+            files[name] = kind, _tensors(directory, name, manifest.files[name], headers[name], into, storage)
+        return _captured(manifest, files, metadata)
+
+    return read
+
+
+def read_iteration(directory: str, manifest: Manifest, *, storage: Storage, weights_only: bool = False) -> Captured:
+    """All tensors of an iteration in memory of their own. Raises CheckpointDamaged."""
+    return begin_iteration(directory, manifest, storage=storage, weights_only=weights_only)({})
+
+
+def _tensors(
+    directory: str, name: str, facts: FileFacts, entries: Sequence[TensorEntry] | None, live: Mapping[str, Tensor],
+    storage: Storage,
+) -> dict[str, Tensor]:  # fmt: skip
+    if entries is None or not isinstance(storage, BulkReader):
+        return decode_file(_verified(directory, name, facts, storage), file_name=name)
+    path, threads = os.path.join(directory, name), torch.get_num_threads()
+    return read_placed(path, facts, entries, live=live, storage=storage, name=name, threads=threads)
+
+
+def _header(directory: str, name: str, facts: FileFacts, storage: Storage) -> tuple[TensorEntry, ...] | None:
+    """What a file holds, where it can be read straight to where its tensors are to be."""
+    if not facts.chunks or not isinstance(storage, BulkReader):
+        return None
+    try:
+        entries = VerifiedFile(directory, name, facts, storage=storage).entries()
+    except CheckpointDamaged:
+        return None  # all of it is read then, which tells more of the damage
+    return entries if all(each.dtype in DTYPES for each in entries) else None
+
+
+def _captured(
+    manifest: Manifest, found: Mapping[str, tuple[ShardKind, dict[str, Tensor]]], metadata: bytes
+) -> Captured:  # fmt: skip
     files: dict[ShardKind, dict[str, dict[str, Tensor]]] = {ShardKind.MODEL: {}, ShardKind.OPT: {}}
-    metadata = b""
-    for name, facts in manifest.files.items():
-        shard = parse_shard_name(name)
-        if weights_only and shard is not None and shard.kind is ShardKind.OPT:
-            continue
-        data = _verified(directory, name, facts, storage)
-        if shard is not None:
-            files[shard.kind][name] = decode_file(data, file_name=name)
-        elif name == METADATA:
-            metadata = bytes(data)
+    for file_name, (of, each) in found.items():
+        files[of][file_name] = each
     notes = _notes(manifest)
     tensors = {kind: _joined(held, metadata) for kind, held in files.items()}
     return Captured(
@@ -169,7 +227,9 @@ def read_file(directory: str, name: str, storage: Storage) -> bytes | memoryview
     path = os.path.join(directory, name)
     try:
         if isinstance(storage, BulkReader) and (storage.size_bytes(path) or 0) >= LARGE_BYTES:
-            return storage.read_bulk(path)
+            data = memoryview(large_memory(storage.size_bytes(path) or 0))
+            with storage.open_bulk(path) as file:
+                return data[: file.read_into([data], 0)]
         return storage.read(path)
     except OSError as error:
         raise CheckpointDamaged(f"{name} cannot be read: {error}") from error

@@ -8,8 +8,8 @@ An older generation's copy may be of a line that others left meanwhile; without 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -18,15 +18,18 @@ from torch import Tensor
 from elastic.checkpoint.arena import Held, tensors_of
 from elastic.checkpoint.layout import CommitRecord, Health, ShardKind, parse_shard_name
 from elastic.checkpoint.manifest import Manifest
+from elastic.checkpoint.placing import home_of
 from elastic.checkpoint.reading import read_manifest
 from elastic.checkpoint.restoring import Plan
 from elastic.checkpoint.seams import Group
 from elastic.checkpoint.shards import original_form
+from elastic.checkpoint.shards import size_bytes as bytes_of
 from elastic.checkpoint.state import Captured
 from elastic.checkpoint.storage import Storage, large_memory
 from elastic.errors import CheckpointDamaged
 
 _CHUNK_BYTES = 64 << 20
+_ALIGN_BYTES = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,8 +169,14 @@ def _about(held: Held) -> dict[str, Any]:
     }
 
 
-def captured_from(manifest: Manifest, images: dict[str, memoryview]) -> Captured:
-    """A state from its images. What an optimizer keeps is copied, since the images will be written again.
+def kept_of(viewed: Captured, *, live: Mapping[str, Tensor]) -> Captured:
+    """The same with copies of what an optimizer keeps, since images will be written again: in `live`, its own
+    tensors, where that can be done."""
+    return replace(viewed, opt=_kept(viewed.opt, live))
+
+
+def viewed_in(manifest: Manifest, images: Mapping[str, memoryview]) -> Captured:
+    """A state as it lies in its images.
 
     Raises:
         CheckpointDamaged: they are not what the manifest says.
@@ -178,13 +187,26 @@ def captured_from(manifest: Manifest, images: dict[str, memoryview]) -> Captured
         shard = parse_shard_name(name)
         if shard is None:
             raise CheckpointDamaged(f"in memory: {name!r:.80} is no shard")
-        for each, tensor in tensors_of(name, _copied(image) if shard.kind is ShardKind.OPT else image).items():
+        for each, tensor in tensors_of(name, image).items():
             parts[shard.kind][each] = original_form(tensor, notes.get(each))
     return Captured(model=parts[ShardKind.MODEL], opt=parts[ShardKind.OPT], own=True, values=dict(manifest.values))
 
 
-def _copied(image: memoryview) -> memoryview:
-    """All of it at once: tensor by tensor it takes longer."""
-    copy = memoryview(large_memory(len(image)))[: len(image)]
-    copy[:] = image
-    return copy
+@torch.no_grad()
+def _kept(tensors: Mapping[str, Tensor], live: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies: in the tensors that are there, or in memory of their own, all in one piece: taking many takes longer."""
+    kept: dict[str, Tensor] = {}
+    sizes = {name: -(-bytes_of(each) // _ALIGN_BYTES) * _ALIGN_BYTES for name, each in tensors.items()}
+    homes = {name: home for name, each in tensors.items() if (home := home_of(live.get(name), each)) is not None}
+    memory = large_memory(sum(size for name, size in sizes.items() if name not in homes))
+    at = 0
+    for name, tensor in tensors.items():
+        if (target := homes.get(name)) is None:
+            dense = tensor.numel() > 0 and tensor.is_contiguous()
+            target = torch.empty_like(tensor)
+            if dense:
+                flat = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=at)
+                target = flat.view(tensor.shape)
+                at += sizes[name]
+        kept[name] = target.copy_(tensor)
+    return kept

@@ -16,11 +16,11 @@ from elastic.checkpoint.arena import Held
 from elastic.checkpoint.handover import content, give, routes, take
 from elastic.checkpoint.image import Image
 from elastic.checkpoint.manifest import Manifest
-from elastic.checkpoint.recalling import captured_from
+from elastic.checkpoint.recalling import kept_of, viewed_in
 from elastic.checkpoint.restored import Restored, restored_from
 from elastic.checkpoint.seams import Committer, Group
 from elastic.checkpoint.standing import Choice, Standing, choose, standing_from
-from elastic.checkpoint.state import Captured, buffer_names, prepare
+from elastic.checkpoint.state import Captured, buffer_names, overwritable, prepare
 from elastic.errors import CheckpointError, Fenced, StoreError
 
 
@@ -133,9 +133,10 @@ class Rejoining:
                 )
                 manifest, files = take(line=self._group, source=source)
                 tier = "peer"
-            apply = prepare(captured_from(manifest, files), tracked)
+            viewed = viewed_in(manifest, files)
+            prepare(viewed, tracked)
             self.intact = False
-            apply()
+            prepare(kept_of(viewed, live=overwritable(tracked)), tracked)()
             return restored_from(manifest, tier=tier, reason=choice.reason, own=True)
         except (CheckpointError, OSError, MemoryError) as error:
             return str(error)

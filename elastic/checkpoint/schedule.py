@@ -12,6 +12,8 @@ class Schedule:
     def __init__(self, settings: Settings) -> None:
         self.committed: int | None = None
         """The last committed iteration; None: none is known."""
+        self.began_at = 0
+        """The iteration that training began with: of another run, where one was loaded."""
         self._enable_save = settings.enable_save
         self._every_steps, self._by_distance = settings.save_interleaved_steps, False
         self._failed_at: int | None = None
@@ -36,11 +38,12 @@ class Schedule:
 
     def verdict(self, iteration: int, *, counted: range | None, under_way: int | None) -> SaveVerdict:
         """Whether the step just taken is to be followed by a save. `under_way`: the iteration that is being saved."""
+        last = self.began_at if self.committed is None and self._by_distance else self.committed
         return save_due(
             iteration,
             enable_save=self._enable_save,
             every_steps=self._every_steps,
-            last_saved=self.committed if under_way is None or not self._by_distance else under_way,
+            last_saved=last if under_way is None or not self._by_distance else under_way,
             failed_at=self._failed_at if under_way is None else None,  # the one under way is the next try
             failures=self._failures,
             counted=counted,

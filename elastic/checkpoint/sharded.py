@@ -12,6 +12,12 @@ from elastic.checkpoint.cuts import Cut
 from elastic.errors import CheckpointError
 
 
+def is_spread(tensor: Tensor) -> bool:
+    """Whether it is dealt out over ranks, or copied to them, by torch."""
+    # By name: importing torch.distributed.tensor takes a second, which most runs need not spend.
+    return type(tensor).__module__.startswith("torch.distributed.tensor")
+
+
 @torch.no_grad()
 def part_of(tensor: Tensor, *, name: str) -> tuple[Tensor, Cut | None]:
     """What this rank holds of a tensor, sharing its memory; and the cut, None where it holds all of it.
@@ -19,8 +25,7 @@ def part_of(tensor: Tensor, *, name: str) -> tuple[Tensor, Cut | None]:
     Raises:
         CheckpointError: it is dealt out in a way that is not supported.
     """
-    # By name: importing torch.distributed.tensor takes a second, which most runs need not spend.
-    if not type(tensor).__module__.startswith("torch.distributed.tensor"):
+    if not is_spread(tensor):
         return tensor.detach(), None
     spread: Any = tensor
     local: Tensor = spread.to_local().detach()

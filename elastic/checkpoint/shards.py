@@ -163,7 +163,7 @@ def original_form(tensor: Tensor, note: Any) -> Tensor:
         sound = isinstance(strides, list) and len(strides) == tensor.dim() and all(map(_is_stride, strides))
         if not sound or not _is_dense(tensor.shape, strides):
             raise CheckpointDamaged(f"strides {strides!r:.60} do not fill a tensor of shape {list(tensor.shape)}")
-        shaped = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype)
+        shaped = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
         tensor = shaped.copy_(tensor)
     return tensor
 

@@ -12,7 +12,8 @@ from torch.optim import Optimizer
 from elastic.checkpoint import modules, optimizers
 from elastic.checkpoint.cuts import Cut
 from elastic.checkpoint.modules import Difference
-from elastic.checkpoint.sharded import part_of, state_names
+from elastic.checkpoint.placing import apart
+from elastic.checkpoint.sharded import is_spread, part_of, state_names
 from elastic.checkpoint.shards import describe
 from elastic.checkpoint.values import check_references, decode, encode
 from elastic.errors import CheckpointError, ElasticError
@@ -110,6 +111,32 @@ def wanted_cuts(values: Mapping[str, Any], tracked: Mapping[str, Any]) -> dict[s
             if member in own:
                 wanted[tensor] = own[member]
     return wanted
+
+
+def dealt_out(tracked: Mapping[str, Any]) -> bool:
+    """Whether some module's tensors are spread over the ranks. Never raises, and is the same on all of them."""
+    modules_here = (each for each in tracked.values() if isinstance(each, nn.Module))
+    return any(is_spread(tensor) for module in modules_here for tensor in module.parameters())
+
+
+def overwritable(tracked: Mapping[str, Any], *, weights_only: bool = False) -> dict[str, Tensor]:
+    """The tensors that a restore gives other values, by the name that they are stored under: those of modules, and
+    what optimizers keep for parameters. None where something is dealt out over ranks.
+
+    Raises:
+        CheckpointError: as `capture`.
+    """
+    parts = _sort(tracked)
+    live: dict[str, Tensor] = {}
+    if _own_cuts(parts):
+        return live
+    for module, prefix in parts.modules.values():
+        live |= modules.capture_module(module, prefix=prefix).tensors
+    names = _parameter_names(parts)
+    for key, (optimizer, prefix) in ({} if weights_only else parts.optimizers).items():
+        state = optimizers.capture_optimizer(optimizer, key=key, names=names, prefix=prefix, cuts={})
+        live |= {name: state.tensors[name] for _, name in state_names(state.plain["state"])}
+    return apart(live)
 
 
 def prepare(captured: Captured, tracked: Mapping[str, Any], *, weights_only: bool = False) -> Callable[[], None]:

@@ -12,9 +12,12 @@ import mmap
 import os
 import secrets
 import shutil
-import zlib
-from typing import Protocol, runtime_checkable
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Protocol, Self, runtime_checkable
 
+from elastic.checkpoint.checksums import crc32
 from elastic.checkpoint.manifest import FileFacts
 
 _AT_FDCWD = -100
@@ -24,6 +27,8 @@ _PAGE_BYTES = 4096
 LARGE_BYTES = 1 << 22
 """Less is written faster through the page cache, to a new file, by one thread."""
 _DIRECT_CHUNK_BYTES = 32 << 20
+_MOST_VIEWS = 1024
+"""The kernel takes no more at once."""
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
 
@@ -91,12 +96,20 @@ class Recycler(Protocol):
         ...
 
 
-@runtime_checkable
-class BulkReader(Protocol):
-    """A storage that reads large files straight to where their tensors can stay."""
+class BulkFile(Protocol):
+    """A file that is being read to where its bytes are to be. Several threads may read it."""
 
-    def read_bulk(self, path: str) -> memoryview:
-        """All bytes of a file, in memory of their own that may be written to."""
+    def read_into(self, views: Sequence[memoryview], at: int) -> int:
+        """Fill these with what begins at byte `at`, one after another; how many bytes there were. Raises OSError."""
+        ...
+
+
+@runtime_checkable
+class BulkReader(Storage, Protocol):
+    """A storage that reads files straight to where their tensors are to be."""
+
+    def open_bulk(self, path: str) -> AbstractContextManager[BulkFile]:
+        """A file, to be read. Raises OSError."""
         ...
 
 
@@ -119,14 +132,8 @@ class PosixStorage:
         with open(path, "rb") as file:
             return file.read()
 
-    def read_bulk(self, path: str) -> memoryview:
-        with open(path, "rb", buffering=0) as file:
-            size_bytes = os.fstat(file.fileno()).st_size
-            data = memoryview(large_memory(size_bytes))[:size_bytes]
-            at = 0
-            while at < size_bytes and (count := file.readinto(data[at:])):
-                at += count
-        return data[:at]
+    def open_bulk(self, path: str) -> AbstractContextManager[BulkFile]:
+        return _PosixFile(path)
 
     def read_part(self, path: str, start: int, stop: int) -> bytes:
         with open(path, "rb") as file:
@@ -134,12 +141,12 @@ class PosixStorage:
             return file.read(stop - start)
 
     def facts(self, path: str) -> FileFacts:
-        size_bytes = crc32 = 0
+        size_bytes = running = 0
         with open(path, "rb", buffering=0) as file:
             while chunk := file.read(_CHUNK_BYTES):
                 size_bytes += len(chunk)
-                crc32 = zlib.crc32(chunk, crc32)
-        return FileFacts(size_bytes=size_bytes, crc32=crc32)
+                running = crc32(chunk, running)
+        return FileFacts(size_bytes=size_bytes, crc32=running)
 
     def write(self, path: str, data: bytes | memoryview) -> None:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
@@ -221,6 +228,29 @@ class PosixStorage:
             shutil.rmtree(path)
         except FileNotFoundError:
             return
+
+
+class _PosixFile:
+    def __init__(self, path: str) -> None:
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        os.close(self._fd)
+
+    def read_into(self, views: Sequence[memoryview], at: int) -> int:
+        left = [view for view in views if len(view)]
+        done = first = 0
+        while first < len(left) and (count := os.preadv(self._fd, left[first : first + _MOST_VIEWS], at + done)):
+            done += count
+            while first < len(left) and count >= len(left[first]):
+                count -= len(left[first])
+                first += 1
+            if count:
+                left[first] = left[first][count:]
+        return done
 
 
 def _write_direct(fd: int, view: memoryview) -> memoryview:

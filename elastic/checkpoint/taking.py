@@ -32,10 +32,13 @@ class Taker:
         """What only this rank has: its random states."""
         return {} if self.weights_only else capture_rng(self.group.rank)
 
-    def own_to_save(self) -> dict[str, Tensor]:
-        """The same, of all ranks where each node keeps everything. Every rank calls it. Raises PeerLost."""
+    def own_to_save(self, *, dealt_out: bool) -> dict[str, Tensor]:
+        """The same, of all ranks where each node keeps everything. Every rank calls it. Raises PeerLost.
+
+        `dealt_out`: whether no rank has the whole state, so that each writes files of its own in any case.
+        """
         own = self.own()
-        return own if self.places is None else exchange(own, group=self.group)
+        return own if self.places is None or dealt_out else exchange(own, group=self.group)
 
     def whole(self, captured: Captured) -> list[Image]:
         """All of a replicated state but what only this rank has, to be given to another rank."""

@@ -17,9 +17,14 @@ def complain(text: str) -> None:
     sys.stderr.write(f"elastic: {text}\n")
 
 
+_WIDEST = 60
+
+
 def columns(rows: Iterable[Sequence[str]]) -> str:
-    """Rows as text with aligned columns; the last column is not padded."""
+    """Rows as text with aligned columns; the last column is not padded, nor does one long cell widen a column."""
     table = [tuple(row) for row in rows]
-    widths = [max(map(len, column), default=0) for column in zip(*table, strict=True)]
+    widths = [
+        max((len(cell) for cell in column if len(cell) <= _WIDEST), default=0) for column in zip(*table, strict=True)
+    ]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in table)
     return "\n".join(line.rstrip() for line in lines)

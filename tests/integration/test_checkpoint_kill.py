@@ -19,61 +19,93 @@ pytestmark = pytest.mark.integration
 
 
 class Telling(PosixStorage):
-    """Tells the parent of each operation before it begins."""
+    """Tells the parent of each operation before it begins, and waits for leave to go on."""
 
-    def __init__(self, pipe: int) -> None:
-        self.pipe = pipe
+    def __init__(self, told: int, leave: int) -> None:
+        self.told, self.leave = told, leave
+
+    def ask(self) -> None:
+        os.write(self.told, b".")
+        assert os.read(self.leave, 1)
 
     def write(self, path: str, data: bytes) -> None:
-        os.write(self.pipe, b".")
+        self.ask()
         super().write(path, data)
 
     def publish(self, source: str, target: str) -> None:
-        os.write(self.pipe, b".")
+        self.ask()
         super().publish(source, target)
 
     def sync_dir(self, path: str) -> None:
-        os.write(self.pipe, b".")
+        self.ask()
         super().sync_dir(path)
 
 
-def save_until_killed(bench: Bench, pipe: int, start: int) -> None:
+def save_until_killed(bench: Bench, storage: Telling, start: int, generation: int | None) -> None:
     run = make_run()
-    manager = bench.manager(storage=Telling(pipe), save_max=2)
+    manager = bench.manager(storage=storage, save_max=2, generation=generation)
     run.steps = manager.restore(run.tracked).iteration
     for iteration in range(start + 1, start + 100):
         run.step()
-        assert manager.save(run.tracked, meta(iteration, generation=start)).saved
+        assert manager.save(run.tracked, meta(iteration, generation=generation or 1)).saved
 
 
-def test_killed_at_every_operation(tmp_path):
+def killed_before(operation: int, bench: Bench, start: int, generation: int | None) -> None:
+    """A process that restores and saves on from there, killed when it is about to do its so many-th operation."""
+    told, leave = os.pipe(), os.pipe()
+    pid = in_child(lambda: save_until_killed(bench, Telling(told[1], leave[0]), start, generation))
+    os.close(told[1])
+    os.close(leave[0])
+    for _ in range(operation - 1):
+        assert os.read(told[0], 1)
+        os.write(leave[1], b".")
+    assert os.read(told[0], 1)
+    os.kill(pid, signal.SIGKILL)
+    _, status = os.waitpid(pid, 0)
+    os.close(told[0])
+    os.close(leave[1])
+    assert os.WIFSIGNALED(status)
+    assert os.WTERMSIG(status) == signal.SIGKILL
+
+
+UNCOMMITTED = 8
+"""The operation behind the rename, before the commit: what it leaves is complete, and nobody has counted it."""
+DEATHS = (*range(1, UNCOMMITTED), UNCOMMITTED, UNCOMMITTED, UNCOMMITTED, *range(UNCOMMITTED, 26))
+
+
+@pytest.mark.parametrize("adopting", [False, True])
+def test_killed_at_every_operation(tmp_path, adopting):
+    """Without a generation nobody adopts: once there is a record, it alone says what is restored."""
     torch.set_num_threads(1)
     bench = Bench(tmp_path / "root", committer=FileCommitter(tmp_path / "record"))
     truth = make_run()
     reached = 0
-    kills = 0
-    for operations in range(1, 26):
-        read, write = os.pipe()
-        pid = in_child(lambda w=write, s=reached: save_until_killed(bench, w, s))
-        os.close(write)
-        seen = 0
-        while seen < operations and (told := os.read(read, operations - seen)):
-            seen += len(told)
-        os.kill(pid, signal.SIGKILL)
-        _, status = os.waitpid(pid, 0)
-        os.close(read)
-        kills += os.WIFSIGNALED(status)
+    unrecorded = 0
+    for attempt, operation in enumerate(DEATHS, start=1):
+        generation = 2 * attempt if adopting else None
+        killed_before(operation, bench, reached, generation)
+        before = bench.committer.record()
         other = make_run(seed=5)
-        record = bench.committer.record()
-        iteration = bench.manager().restore(other.tracked).iteration
-        # Before the very first commit a complete save may be adopted: there is no record that speaks against it.
-        assert iteration == (record.iteration if record else min(iteration, 1))
+        manager = bench.manager(generation=None if generation is None else generation + 1)
+        iteration = manager.restore(other.tracked).iteration
+        after = bench.committer.record()
+        if adopting:
+            # What is gone on from is committed: what was, or the complete save that goes on from there.
+            assert iteration in range(reached, reached + 4)
+            assert iteration == (after.iteration if after else 0)
+        elif before is not None:
+            assert iteration == before.iteration
+        else:
+            # No record speaks against what is complete. So several starts may each add a save to it before the first
+            # commit, where those who restore have no generation to write a record with.
+            assert iteration in (reached, reached + 1)
+            unrecorded = max(unrecorded, iteration)
         assert iteration >= reached
         truth.step(iteration - reached)
         reached = iteration
         assert same(other, truth) or iteration == 0
-    assert kills == 25
     assert reached > 10
+    assert adopting or unrecorded >= 3, "saves that were complete and never committed, one behind another"
 
 
 def test_processes_that_ask_at_once_agree(tmp_path):

@@ -53,6 +53,14 @@ def bench(url, tmp_path):
     return Bench(tmp_path), {"save_path": url}
 
 
+def test_a_bucket_that_is_not_there_is_said_to_be_missing(url, capsys):
+    gone = "s3://no-such-bucket-here/x"
+    with pytest.raises(OSError, match="no such bucket"):
+        stored(gone).names(gone)
+    assert main(["ckpt", "ls", gone]) != 0
+    assert "no such bucket" in "".join(capsys.readouterr())
+
+
 def test_the_verbs(url):
     storage = stored(url)
     temp, place = f"{url}/.tmp-1-1-a", f"{url}/iteration_00000001"

@@ -72,9 +72,16 @@ class Ill(PosixStorage):
     """Reads of the newest model shard fail on this rank."""
 
     def read(self, path):
+        self._fail(path)
+        return super().read(path)
+
+    def open_bulk(self, path):
+        self._fail(path)
+        return super().open_bulk(path)
+
+    def _fail(self, path):
         if "iteration_00000020" in path and "-model-" in path:
             raise OSError(errno.EIO, os.strerror(errno.EIO), path)
-        return super().read(path)
 
 
 def test_a_read_that_fails_on_one_rank_makes_all_fall_back(bench):

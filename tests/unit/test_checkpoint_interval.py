@@ -27,6 +27,7 @@ from elastic.clock import ManualClock
 from elastic.config.model import CheckpointSettings, SaveInterval
 from elastic.events import Cause, CheckpointSaved, Record, Recovered, Restored, StepCommitted, WorldFormed, encode
 from elastic.session.pacing import Pacer
+from tests.harness.checkpoints import Bench, make_run, meta
 from tests.harness.ranks import run_ranks
 
 QUICK = settings(deadline=None, max_examples=100)
@@ -157,6 +158,15 @@ def test_by_distance():
     assert next(n for n in range(1, 20) if due(n, None)) == 7
     assert not due(15, 9)
     assert due(16, 9)
+
+
+def test_with_weights_and_state_of_another_run_the_distance_counts_from_where_that_one_was(tmp_path):
+    Bench(tmp_path / "one").manager().save(make_run().step(3).tracked, meta(300))
+    manager = Bench(tmp_path / "two").manager(load_path=str(tmp_path / "one"))
+    assert manager.restore(make_run().tracked).iteration == 300
+    manager.schedule.pace(every_steps=7)
+    assert not manager.due(301)
+    assert manager.due(307)
 
 
 class _Schedule:

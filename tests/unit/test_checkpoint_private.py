@@ -20,7 +20,7 @@ from elastic.checkpoint.manifest import digest
 from elastic.checkpoint.places import number
 from elastic.checkpoint.policy import Found
 from elastic.checkpoint.root import RootIdentity, claim
-from elastic.checkpoint.saving_apart import ApartSaving
+from elastic.checkpoint.saving_apart import begin_saving
 from elastic.checkpoint.seams import CommitVerdict
 from elastic.checkpoint.shards import Shard
 from elastic.checkpoint.storage import PosixStorage
@@ -160,7 +160,7 @@ def test_parts_that_no_rank_has_whole_come_to_every_node(apart):
         )  # fmt: skip
         draft = draft_of(meta(5), identity=RootIdentity(job_id="job", lineage="l"), values={}, health=None,
                          world_size=3, has_optimizer=False, ancestors=())  # fmt: skip
-        saving = ApartSaving(
+        saving = begin_saving(
             draft, common_of(meta(5), {}, None), lambda: [heap_image(shard)], root=root, storage=PosixStorage(),
             group=group, places=number(["x", "y", "z"], rank=group.rank), committer=apart.committer,
             nonce=lambda: f"{group.rank}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 
@@ -118,6 +119,16 @@ def test_scenario_c(world_size):
     assert all(same(run, each) for each in start.runs)
 
 
+class CountingFile:
+    def __init__(self, storage, file):
+        self.storage, self.file = storage, file
+
+    def read_into(self, views, at):
+        count = self.file.read_into(views, at)
+        self.storage.read_bytes += count
+        return count
+
+
 class Counting(PosixStorage):
     """Counts the bytes read of shards."""
 
@@ -129,6 +140,11 @@ class Counting(PosixStorage):
 
     def read_part(self, path, start, stop):
         return self._count(path, super().read_part(path, start, stop))
+
+    @contextlib.contextmanager
+    def open_bulk(self, path):
+        with super().open_bulk(path) as file:
+            yield CountingFile(self, file)
 
     def _count(self, path, data):
         self.read_bytes += len(data) if path.endswith(".safetensors") else 0

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
+from elastic.checkpoint.balanced import BytesFile
 from elastic.checkpoint.layout import parse_shard_name
 from elastic.checkpoint.storage import PosixStorage
 from elastic.errors import CheckpointError, Fenced, NothingToRestore
@@ -104,6 +107,9 @@ class _Blind(PosixStorage):
     def read(self, path: str) -> bytes:
         data = super().read(path)
         return data[:-1] + bytes([data[-1] ^ 1]) if "iteration_00000020" in path and "-model-" in path else data
+
+    def open_bulk(self, path: str):
+        return nullcontext(BytesFile(memoryview(self.read(path))))
 
 
 def test_damage_that_only_one_rank_sees_makes_all_fall_back(bench):

@@ -115,6 +115,8 @@ def test_the_documentation_has_the_tables_as_they_are(run, table):
 def test_columns_align():
     assert columns([("a", "bb", "c"), ("aaa", "b", "")]) == "a    bb  c\naaa  b"
     assert columns([]) == ""
+    long = "x" * 300
+    assert columns([("a", long, "c"), ("b", "short", "d")]) == f"a  {long}  c\nb  short  d"
 
 
 def test_a_reader_that_has_left_is_no_error():

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from elastic.checkpoint.commit import Outcome
+from elastic.checkpoint.outcome import Outcome
 from elastic.clock import SYSTEM_CLOCK
 from elastic.config.load import with_overrides
 from elastic.config.model import Settings

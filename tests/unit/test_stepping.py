@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from elastic.checkpoint.commit import Outcome
 from elastic.checkpoint.memory import MemoryTier, Places
+from elastic.checkpoint.outcome import Outcome
 from elastic.checkpoint.room import Room
 from elastic.checkpoint.storage import PosixStorage
 from elastic.clock import ManualClock
