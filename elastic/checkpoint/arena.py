@@ -18,12 +18,14 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 
 from elastic.checkpoint.image import PAGE_BYTES, Image, ImagePlan, facts, plan_image, read_views, views
 from elastic.checkpoint.layout import load_json
 from elastic.checkpoint.manifest import Manifest
+from elastic.checkpoint.metadata import Piece
 from elastic.checkpoint.shards import Shard, storable
 from elastic.errors import CheckpointDamaged
 from elastic.failpoint import failpoint
@@ -46,6 +48,9 @@ class Held:
     whole: bool
     """Whether it is everything that a rank needs, and not only what this one writes."""
     images: Mapping[str, memoryview]
+    pieces: tuple[Piece, ...] | None = None
+    """Where each tensor of its images lies in the whole one, if it is one rank's part of a state that is dealt out:
+    the parts of all ranks are the state. None where it is no such part."""
 
     @property
     def size_bytes(self) -> int:
@@ -115,18 +120,19 @@ class Arena:
         self._clear()
 
     def write(
-        self, manifest: Manifest, shards: Sequence[Shard], *, sequence: int, rank: int, whole: bool,
+        self, manifest: Manifest, shards: Sequence[Shard], *, sequence: int, rank: int, whole: bool, part: bool = False,
         grow: Callable[[int], None] = lambda more_bytes: None,
     ) -> list[Image]:  # fmt: skip
         """Copy a state into it. What is returned are its images, to be written to disk from where they lie.
 
+        `part`: whether with what all other ranks write it is the whole state.
         `grow` is told how many bytes more this takes, and raises where they are not there: nothing was changed then.
 
         Raises:
             CheckpointError: a tensor that the format cannot hold; nothing was changed then, too.
         """
         layout = self._lay_out(shards)
-        note = _note(manifest, layout.plans, layout.places, rank=rank, whole=whole)
+        note = _note(manifest, layout.plans, layout.places, rank=rank, whole=whole, part=part)
         images_at = PAGE_BYTES + -(-len(note) // _NOTE_STEP_BYTES) * _NOTE_STEP_BYTES
         wanted_bytes = images_at + layout.places[-1]
         if (more_bytes := wanted_bytes - self.size_bytes) > 0:
@@ -208,9 +214,13 @@ def _pages(size_bytes: int) -> int:
     return -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
 
 
-def _note(manifest: Manifest, plans: Sequence[ImagePlan], places: Sequence[int], *, rank: int, whole: bool) -> bytes:
+def _note(
+    manifest: Manifest, plans: Sequence[ImagePlan], places: Sequence[int], *, rank: int, whole: bool, part: bool
+) -> bytes:
     images = [[plan.name, at, plan.size_bytes] for plan, at in zip(plans, places, strict=False)]
-    about = json.dumps({"images": images, "rank": rank, "whole": whole}).encode()
+    pieces = [[plan.name, each.name, each.whole, each.offset] for plan in plans for each in facts(plan)]
+    plain = {"images": images, "rank": rank, "whole": whole, "pieces": pieces if part else None}
+    about = json.dumps(plain).encode()
     return about + b"\n" + manifest.to_bytes()
 
 
@@ -224,9 +234,18 @@ def _held(note: bytes, images: memoryview, sequence: int) -> Held | None:
             rank=plain["rank"],
             whole=plain["whole"],
             images={name: images[at : at + size_bytes] for name, at, size_bytes in plain["images"]},
+            pieces=None if plain["pieces"] is None else pieces_from(plain["pieces"]),
         )
     except (ValueError, KeyError, TypeError):
         return None  # of another version of ours: it holds nothing that can be used
+
+
+def pieces_from(plain: Sequence[Sequence[Any]]) -> tuple[Piece, ...]:
+    """Read back pieces that were told as JSON: file, tensor, shape of the whole, place in it."""
+    return tuple(
+        Piece(name=name, global_shape=tuple(whole), offset=tuple(offset), file_name=file_name)
+        for file_name, name, whole, offset in plain
+    )
 
 
 def _word(head: bytes) -> int:

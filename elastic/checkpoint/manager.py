@@ -72,8 +72,7 @@ class CheckpointManager:
         self._saved_at_s: float | None = None
         self._start: Start = in_thread if settings.save_mode == SaveMode.ASYNC else at_once
         self._flight: Flight | None = None
-        self._left: list[Flight] = []
-        self._skipped = 0
+        self._left, self._skipped = list[Flight](), 0
         self._snapshots = Snapshots(
             tier if settings.enable_save else None,
             rank=group.rank,
@@ -93,8 +92,7 @@ class CheckpointManager:
         if self._flight is not None:
             self._left.append(self._flight)
         self._identity, self._group, self._committer, self._flight = identity, group, committer, None
-        self._generation, self._places = generation, places
-        weights_only = self._settings.no_save_optim
+        self._generation, self._places, weights_only = generation, places, self._settings.no_save_optim
         self._taker = Taker(group=group, places=places, prefix=self._prefix, weights_only=weights_only)
         self._snapshots.rank = group.rank
         self._caretaker: Caretaker | None = None
@@ -120,6 +118,7 @@ class CheckpointManager:
             CheckpointError: the state does not fit the tracked objects, or these cannot be saved later.
         """
         begun_s, self.intact = self._clock.monotonic_s(), False
+        self._snapshots.parts = dealt_out(tracked)
         # What cannot be saved must come to light before the first step, not at the first save.
         if self._settings.enable_save:
             self._snapshots.check(capture(tracked, weights_only=self._settings.no_save_optim))
@@ -253,7 +252,8 @@ class CheckpointManager:
     def _give_back(self) -> None:
         """Memory that nobody reads any more may be written again."""
         for flight in (*self._left, *((self._flight,) if self._flight is not None else ())):
-            if flight.copied is not None and flight.saving.written:
+            # Of parts only when that is known of all ranks: they choose the next arena alike.
+            if flight.copied is not None and flight.saving.written and not self._snapshots.parts:
                 self._snapshots.give_back(flight.copied)
         self._left = [each for each in self._left if not each.saving.written]
 

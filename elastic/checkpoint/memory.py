@@ -58,6 +58,8 @@ class MemoryTier:
             self._kept = tuple(fd for fd, _ in made)
             places = Places(own=(made[0][1], made[1][1]), whole=False)
         self.whole = places.whole
+        self.lasting = not self._kept
+        """Whether what lies in it outlives this process."""
         self._places = places
         self._room = room
         self._arenas = [Arena(path) for path in places.own]
@@ -91,21 +93,30 @@ class MemoryTier:
         older = min(range(len(self._arenas)), key=lambda at: self._written[at] or 0)
         return None if older in self._busy else older
 
-    def take(self, manifest: Manifest, shards: Sequence[Shard], *, rank: int, whole: bool, keep: bool) -> Taken | None:
+    def take(
+        self, manifest: Manifest, shards: Sequence[Shard], *, rank: int, whole: bool, keep: bool, part: bool = False
+    ) -> Taken | None:
         """Copy a state; None where the free arena is busy. `keep`: it is not written again before `give_back`.
 
-        `whole`: whether it is everything that a rank needs.
+        Args:
+            whole: whether it is everything that a rank needs.
+            part: whether with what all other ranks copy it is the whole state. It goes into the other arena where the
+                older one is busy: all ranks must choose alike, or there would be no step of which all parts are there.
 
         Raises:
             NoRoom: it has grown beyond the memory that there is.
             CheckpointError: it cannot be stored.
         """
         at = self.free
+        if at is None and part:
+            at = next((each for each in range(len(self._arenas)) if each not in self._busy), None)
         if at is None:
             return None
         sequence = 1 + max((each for each in self._written if each is not None), default=0)
         self._written[at] = None
-        images = self._arenas[at].write(manifest, shards, sequence=sequence, rank=rank, whole=whole, grow=self._grow)
+        images = self._arenas[at].write(
+            manifest, shards, sequence=sequence, rank=rank, whole=whole, part=part, grow=self._grow
+        )
         self._written[at] = sequence
         if keep:
             self._busy.add(at)

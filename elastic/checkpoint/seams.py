@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -49,6 +50,14 @@ class Settings(Protocol):
     def load_balanced(self) -> bool: ...
 
 
+class Pending(Protocol):
+    """Something under way."""
+
+    def wait(self) -> None:
+        """Return when it is done here. Raises PeerLost."""
+        ...
+
+
 class Group(Protocol):
     """The ranks of one generation, as far as small agreed messages go. Values are JSON types."""
 
@@ -78,6 +87,19 @@ class Group(Protocol):
         """Fill a contiguous tensor with what a rank sends. Raises PeerLost."""
         ...
 
+    def start_exchange(self, received: Tensor, sent: Tensor, *, takes: Sequence[int], gives: Sequence[int]) -> Pending:
+        """Begin to send everybody a piece of `sent` and to fill `received` with everybody's, by rank.
+
+        Args:
+            takes, gives: elements from and to each rank; both tensors have one axis.
+        """
+        ...
+
+
+class _Done:
+    def wait(self) -> None:
+        """It is over."""
+
 
 class AloneGroup:
     """A world of one."""
@@ -99,6 +121,10 @@ class AloneGroup:
 
     def receive_(self, tensor: Tensor, *, source: int) -> None:
         """Nobody sends."""
+
+    def start_exchange(self, received: Tensor, sent: Tensor, *, takes: Sequence[int], gives: Sequence[int]) -> Pending:
+        received.copy_(sent)
+        return _Done()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,6 +45,8 @@ class Snapshots:
         self._clock = clock
         self._skipped = 0
         self._last_s: float | None = None
+        self.parts = False
+        """Whether the state is dealt out, so that every rank keeps its part; the same on all ranks."""
 
     @property
     def tier(self) -> MemoryTier | None:
@@ -58,7 +60,9 @@ class Snapshots:
     @property
     def kept(self) -> bool:
         """Whether states are kept for a restart."""
-        return self._tier is not None and self._tier.whole and self._every_steps > 0
+        if self._tier is None or self._every_steps == 0:
+            return False
+        return self._tier.lasting if self.parts else self._tier.whole
 
     def due(self, iteration: int) -> bool:
         """Whether the step just taken is to be followed by a snapshot: the same on all ranks, kept here or not."""
@@ -89,9 +93,8 @@ class Snapshots:
         return Copied(images=[image for image in taken.images if image.name in names], taken=taken)
 
     def keep(self, draft: Manifest, shards: Sequence[Shard], captured: Captured) -> bool:
-        """Copy everything, for a restart; False where the arena is still being written to disk."""
-        if captured.cuts:
-            return True  # of parts a restart needs those of other nodes, too
+        """Copy everything that this rank has to keep, for a restart; False where the arena is still being written to
+        disk."""
         return self._take(draft, shards, captured, keep=False) is not None
 
     def forget_newer(self, iteration: int) -> None:
@@ -112,11 +115,12 @@ class Snapshots:
 
     def _take(self, draft: Manifest, shards: Sequence[Shard], captured: Captured, *, keep: bool) -> Taken | None:
         begun_s = self._clock.monotonic_s()
-        kept = self.kept and not captured.cuts
-        rest = _rest(captured, shards) if kept else []
+        kept = self.kept and bool(captured.cuts) == self.parts
+        whole, part = kept and not self.parts, kept and self.parts
+        rest = _rest(captured, shards) if whole else []
 
         def take(tier: MemoryTier) -> Taken | None:
-            return tier.take(draft, [*shards, *rest], rank=self.rank, whole=kept, keep=keep)
+            return tier.take(draft, [*shards, *rest], rank=self.rank, whole=whole, part=part, keep=keep)
 
         taken = self._guarded(take)
         if taken is None:
