@@ -17,6 +17,8 @@ EVENTS_PATH = "ELASTIC_EVENTS_PATH"
 COMMIT_RECORD = "ELASTIC_COMMIT_RECORD"
 LEASE_PAGE = "ELASTIC_LEASE_PAGE"
 ARENAS = "ELASTIC_ARENAS"
+ARENAS_EACH = 4
+"""For each worker: two of its own, and two for copies of another node's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +40,7 @@ class World:
     events_path: str | None = None
     """File that this node's events are appended to."""
     arenas: tuple[str, ...] = ()
-    """Memory that the agent keeps for its workers, two pieces for each in the order of local ranks."""
+    """Memory that the agent keeps for its workers, ARENAS_EACH pieces for each in the order of local ranks."""
     device: str = "cpu"
     """Where this worker computes: "cpu" or "cuda:N". Chosen by elastic.distributed, never by the job."""
     distributed: bool = False

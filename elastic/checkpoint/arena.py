@@ -33,6 +33,7 @@ from elastic.failpoint import failpoint
 _MAGIC = b"ELASTIC1"
 _HEAD = struct.Struct("<8sQQQQ")
 _VALID = struct.Struct("<Q")
+HEAD_BYTES = _HEAD.size
 _MADV_POPULATE_WRITE = 23
 _NOTE_STEP_BYTES = 1 << 16
 """The note's room is a multiple of it, so that images stay where they are when the note grows by a digit."""
@@ -115,6 +116,26 @@ class Arena:
         note = bytes(data[PAGE_BYTES : PAGE_BYTES + note_bytes])
         return _held(note, data[images_at:], sequence) if zlib.crc32(note) == note_crc else None
 
+    def copy_out(self) -> tuple[bytes, memoryview] | None:
+        """Its head and what follows its first page, for an arena elsewhere; None where it holds nothing whole."""
+        if self.read() is None:
+            return None
+        data = memoryview(self._mapped(self.size_bytes))
+        return bytes(data[: _HEAD.size]), data[PAGE_BYTES:]
+
+    def copy_in(self, size_bytes: int, *, grow: Callable[[int], None]) -> memoryview:
+        """The place for what `copy_out` gave elsewhere. It holds nothing until `seal`. `grow`: as for `write`."""
+        self._resize(PAGE_BYTES + size_bytes, grow)
+        self._clear()
+        self._populate()
+        return memoryview(self._mapped(self.size_bytes))[PAGE_BYTES : PAGE_BYTES + size_bytes]
+
+    def seal(self, head: bytes) -> None:
+        """What follows on the first page is what this head tells of."""
+        data = memoryview(self._mapped(self.size_bytes))
+        data[: _HEAD.size] = head
+        _VALID.pack_into(data, _HEAD.size, _word(head))
+
     def forget(self) -> None:
         """Hold nothing any more."""
         self._clear()
@@ -134,10 +155,7 @@ class Arena:
         layout = self._lay_out(shards)
         note = _note(manifest, layout.plans, layout.places, rank=rank, whole=whole, part=part)
         images_at = PAGE_BYTES + -(-len(note) // _NOTE_STEP_BYTES) * _NOTE_STEP_BYTES
-        wanted_bytes = images_at + layout.places[-1]
-        if (more_bytes := wanted_bytes - self.size_bytes) > 0:
-            grow(more_bytes)
-            os.ftruncate(self._fd, wanted_bytes)
+        self._resize(images_at + layout.places[-1], grow)
         data = memoryview(self._mapped(self.size_bytes))
         self._clear()
         self._populate()
@@ -165,6 +183,11 @@ class Arena:
             plans = tuple(plan_image(shard) for shard in shards)
             self._layout = _Layout(key=key, plans=plans, places=_places(plans))
         return self._layout
+
+    def _resize(self, wanted_bytes: int, grow: Callable[[int], None]) -> None:
+        if (more_bytes := wanted_bytes - self.size_bytes) > 0:
+            grow(more_bytes)
+            os.ftruncate(self._fd, wanted_bytes)
 
     def _clear(self) -> None:
         if self._map is not None:

@@ -224,6 +224,14 @@ class CheckpointSettings:
             "steps from one copy in the node's memory to the next, for restarts on it; 0: none", unit="steps", least=0
         ),
     )
+    memory_peers: int = field(
+        default=1,
+        metadata=_about(
+            "with fsdp2: to how many other nodes' memory each part is copied, too; 0: a lost node means the disk",
+            least=0,
+            most=1,
+        ),
+    )
     memory_required: bool = field(
         default=False, metadata=_about("without room for the copies in memory: end instead of going on without them")
     )
