@@ -5,15 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from elastic.checkpoint.memory import MemoryTier, Places
+from elastic.checkpoint import passing
 from elastic.checkpoint.passing import distance
-from elastic.checkpoint.room import Room
+from elastic.errors import PeerLost
+from tests.harness.arenas import open_node
 from tests.harness.checkpoints import Bench, meta
 from tests.harness.ranks import run_tensor_ranks
 from tests.unit.test_checkpoint_parts import check, dealt, make
 from tests.unit.test_checkpoint_parts_memory import grow
-
-PLENTY = Room(available_bytes=1 << 40, cgroup_bytes=None)
 
 
 @pytest.fixture(autouse=True)
@@ -40,25 +39,6 @@ def test_with_unequal_nodes_as_many_as_can_be():
     nodes = ["a", "a", "a", "b"]
     far = distance(nodes)
     assert sum(node != nodes[(rank + far) % 4] for rank, node in enumerate(nodes)) == 2
-
-
-def open_node(tmp_path, node, *, slot=0, slots=1, guests=True, room=PLENTY):
-    """The tier of one worker of a node: two arenas of its own, two for guests."""
-    directory = tmp_path / node
-    directory.mkdir(exist_ok=True)
-    paths = [directory / f"{each}{kind}" for each in range(slots) for kind in ("own0", "own1", "guest0", "guest1")]
-    for path in paths:
-        path.touch()
-    names = list(map(str, paths))
-    own, lent = names[4 * slot : 4 * slot + 2], names[4 * slot + 2 : 4 * slot + 4]
-    places = Places(
-        own=(own[0], own[1]),
-        others=tuple(each for each in names if each not in own),
-        whole=slot == 0,
-        guests=tuple(lent) if guests else (),
-        node=node,
-    )
-    return MemoryTier(places, room=lambda: room)
 
 
 def train(bench, tmp_path, parts, *, nodes, to, slots=1, generation=1, opened=open_node, memory_every_steps=1):
@@ -138,15 +118,40 @@ def test_a_rank_without_room_for_a_guest_holds_nobody_up(tmp_path):
     assert found == [("memory", 4)] * 2
 
 
+@pytest.mark.parametrize("at", range(1, 7))
+def test_cut_off_while_copies_are_passed_on(tmp_path, monkeypatch, at):
+    """Two steps are passed on by three ranks, one after another: whoever is cut off first, a whole step is left."""
+    bench, passed = Bench(tmp_path / "root"), []
+    real = passing.failpoint
+
+    def cut(name):
+        passed.append(name)
+        if len(passed) == 6 + at:
+            raise PeerLost("it was cut off")
+        real(name)
+
+    monkeypatch.setattr(passing, "failpoint", cut)
+    with pytest.raises(PeerLost):
+        train(bench, tmp_path, dealt(3, seed=0, steps=2), nodes=["a", "b", "c"], to=5)
+    assert len(passed) <= 6 + 3 * (1 + (at > 3)), "nobody took part in a later step"
+    monkeypatch.setattr(passing, "failpoint", real)
+    (tmp_path / "b").rename(tmp_path / "gone")
+    found, others = again(bench, tmp_path, nodes=["a", "c"])
+    ((tier, iteration),) = set(found)
+    assert (tier, iteration) == ("memory", 3 if at <= 3 else 4)
+    for rank, other in enumerate(others):
+        check(other, grow(make(0, steps=2), by=iteration - 2), rank, 2, 0)
+
+
 def test_what_came_altered_is_not_kept(tmp_path, monkeypatch):
     bench, sums = Bench(tmp_path / "root"), []
-    words = __import__("elastic.checkpoint.passing", fromlist=["_words"])._words
+    words = passing._words
 
     def altered(data):
         sums.append(1)
         return words(data) + len(sums)
 
-    monkeypatch.setattr("elastic.checkpoint.passing._words", altered)
+    monkeypatch.setattr(passing, "_words", altered)
     train(bench, tmp_path, dealt(2, seed=0, steps=2), nodes=["a", "b"], to=3)
     assert any("is not what it sent" in event.text for event in bench.events if event.kind == "notice")
     (tmp_path / "a").rename(tmp_path / "gone")
