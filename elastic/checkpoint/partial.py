@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from torch import Tensor
@@ -17,6 +17,7 @@ from torch import Tensor
 from elastic.checkpoint.checksums import crc32, fault_of
 from elastic.checkpoint.cuts import Cut, Window, whole
 from elastic.checkpoint.header import TensorEntry, header_bytes, parse_header
+from elastic.checkpoint.image import DTYPES, views
 from elastic.checkpoint.layout import METADATA
 from elastic.checkpoint.manifest import FileFacts
 from elastic.checkpoint.metadata import Piece, parse_metadata
@@ -167,18 +168,34 @@ class PartReader:
     def take(self, file_name: str, file: PartFile, *, skip: tuple[str, ...] = ()) -> None:
         """Read what is wanted of one file. Raises CheckpointDamaged."""
         wanted = {each.entry.name: each for each in self.wanted(file_name, file.entries(), skip=skip)}
-        image = _image([(each, file.read(each.begin, each.end)) for each in wanted.values()])
-        for name, tensor in decode_shard(image, file_name=file_name).items():
+        tensors: dict[str, Tensor] = {}
+        others: list[tuple[Wanted, bytes | memoryview]] = []
+        for each in wanted.values():
+            data = file.read(each.begin, each.end)
+            if isinstance(data, memoryview) and not data.readonly and each.entry.dtype in DTYPES:
+                rows = replace(each.entry, shape=each.shape, begin=0, end=len(data))
+                tensors |= views(data, (rows,))
+            else:
+                others.append((each, data))
+        if others:
+            tensors |= decode_shard(_image(others), file_name=file_name)
+        for name, tensor in tensors.items():
             box, part = wanted[name].box, wanted[name].part
             self._found[name].parts.append(Part(offset=part.offset, tensor=tensor[part.slices(box.offset)]))
 
-    def finish(self) -> dict[str, tuple[Tensor, Cut | None]]:
+    def finish(self, *, copy: bool = False) -> dict[str, tuple[Tensor, Cut | None]]:
         """Every tensor met, whole or as the part that was wanted, with its cut in that case.
+
+        `copy`: whether none may lie where a file's bytes do.
 
         Raises:
             CheckpointDamaged: pieces are missing or do not fit.
         """
-        return {name: (fill(name, each.window, each.parts), each.cut) for name, each in self._found.items()}
+        found = {}
+        for name, each in self._found.items():
+            filled = fill(name, each.window, each.parts)
+            found[name] = filled.clone() if copy and len(each.parts) == 1 else filled, each.cut
+        return found
 
     def _window(self, file_name: str, entry: TensorEntry) -> tuple[Window, Window]:
         """Where a piece lies, and what of it is wanted."""

@@ -152,9 +152,10 @@ def others_own(manifest: Manifest, rank: int) -> tuple[str, ...]:
 
 
 def gather_parts(
-    manifest: Manifest, files: Mapping[str, PartFile], *, pieces: Iterable[Piece], cuts: Mapping[str, Cut], rank: int
-) -> Captured:
-    """What one rank needs of a state, from all the files that it lies in.
+    manifest: Manifest, files: Mapping[str, PartFile], *, pieces: Iterable[Piece], cuts: Mapping[str, Cut], rank: int,
+    copy: bool = False,
+) -> Captured:  # fmt: skip
+    """What one rank needs of a state, from all the files that it lies in. `copy`: where none may lie in these.
 
     Raises:
         CheckpointDamaged: it is not there, or not what pieces and manifest say.
@@ -169,7 +170,7 @@ def gather_parts(
     found: dict[ShardKind, dict[str, Tensor]] = {}
     known: dict[str, Cut] = {}
     for kind, reader in readers.items():
-        tensors = reader.finish()
+        tensors = reader.finish(copy=copy)
         found[kind] = {
             name: each if cut is not None else original_form(each, notes.get(name))
             for name, (each, cut) in tensors.items()

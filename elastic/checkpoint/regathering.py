@@ -22,6 +22,8 @@ from elastic.checkpoint.state import Captured, wanted_cuts
 from elastic.checkpoint.swapping import Bytes, swap
 from elastic.errors import CheckpointDamaged
 
+_ALIGN_BYTES = 16
+
 Span = tuple[int, int]
 Requests = dict[str, dict[str, list[Span]]]
 """By part (JSON knows no numbers as names) and file: the bytes that are asked for, as (begin, end)."""
@@ -107,7 +109,9 @@ class Regathering:
             cuts = wanted_cuts(self._manifest.values, self._tracked)
             pieces = (piece for each in self._catalogues.values() for piece in each.pieces)
             rank = self._group.rank
-            return gather_parts(self._manifest, files, pieces=pieces, cuts=cuts, rank=rank), self._manifest
+            # Copied, since arenas will be written again, by ranks that are done earlier than this one.
+            captured = gather_parts(self._manifest, files, pieces=pieces, cuts=cuts, rank=rank, copy=True)
+            return captured, self._manifest
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointDamaged(f"in memory: parts do not fit, {type(error).__name__}: {error}") from error
 
@@ -177,7 +181,9 @@ class Regathering:
         try:
             for part, files in json.loads(bytes(asked)).items():
                 images = self._parts[int(part)].images
-                found += [images[name][begin:end] for name, spans in files.items() for begin, end in spans]
+                for name, spans in files.items():
+                    for begin, end in spans:
+                        found += [images[name][begin:end], bytes(_gap(end - begin))]
         except (ValueError, KeyError, TypeError, AttributeError):
             return []
         return found
@@ -195,7 +201,10 @@ class Regathering:
         """By part and file: what came from a rank."""
         at, data = 0, self._came[server]
         wanted_bytes = sum(
-            e - b for files in self._requests[server].values() for spans in files.values() for b, e in spans
+            e - b + _gap(e - b)
+            for files in self._requests[server].values()
+            for spans in files.values()
+            for b, e in spans
         )
         if len(data) != wanted_bytes:
             raise CheckpointDamaged(
@@ -206,8 +215,13 @@ class Regathering:
             for name, spans in files.items():
                 for begin, end in spans:
                     found.setdefault(name, {})[begin, end] = data[at : at + end - begin]
-                    at += end - begin
+                    at += end - begin + _gap(end - begin)
             yield int(part), found
+
+
+def _gap(size_bytes: int) -> int:
+    """What follows on so many bytes, so that elements of every type lie where they can be used."""
+    return -size_bytes % _ALIGN_BYTES
 
 
 def _catalogue(held: Held) -> _Catalogue:

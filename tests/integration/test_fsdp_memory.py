@@ -100,3 +100,19 @@ def test_without_peers_a_lost_node_means_the_disk(tmp_path: Path, etcd: EtcdServ
         assert [run.wait_exit(name, limit_s=120) for name in ("a", "b")] == [0, 0]
         back, _, saved = of_last(read_records(run.save_path / "events"))
         assert [(each.tier, each.iteration) for each in back] == [("disk", saved)] * 2
+
+
+@pytest.mark.exhaustive
+def test_killed_while_its_part_is_passed_on(tmp_path: Path, etcd: EtcdServer) -> None:
+    """Its own copy is whole by then, and its agent still has it: that very step is gone on from."""
+    passes = 20
+    with run_on(tmp_path, etcd) as run:
+        for name in ("a", "b"):
+            run.start(name)
+        run.start("c", ELASTIC_FAILPOINT=f"memory.pass=kill@{passes}")
+        run.wait_world(3)
+        recover(run, since=run.now())
+        assert [run.wait_exit(name, limit_s=120) for name in ("a", "b", "c")] == [0, 0, 0]
+        assert_from_memory(run, 3)
+        back, reached, _ = of_last(read_records(run.save_path / "events"))
+        assert (reached, back[0].iteration) == (passes * MEMORY_STEPS, passes * MEMORY_STEPS)
