@@ -10,7 +10,8 @@ import torch
 from elastic.activity import Doing
 from elastic.checkpoint.manager import CheckpointManager
 from elastic.checkpoint.restored import Restored
-from elastic.config.model import OnNan, Settings
+from elastic.config.choices import OnNan
+from elastic.config.model import Settings
 from elastic.distributed.group import Collectives
 from elastic.distributed.strategy import Strategy
 from elastic.errors import CheckpointError, LossNotFinite, PeerLost, UsageError
