@@ -301,19 +301,20 @@ class CheckpointManager:
 
         if health.status is Health.ABNORMAL:
             self._tell(events.Notice(text=f"iteration {meta.iteration} is saved as unhealthy: {health.reason}"))
-        saving = begin_saving(
-            draft,
-            common_of(meta, tracked, health.status),
-            images,
-            root=self._settings.save_path,
-            storage=self._storage,
-            group=self._group,
-            places=self._places,
-            committer=self._committer,
-            nonce=self._nonce,
-            clock=self._clock,
-            start=self._start,
-        )
+        with self._snapshots.lending(copied):
+            saving = begin_saving(
+                draft,
+                common_of(meta, tracked, health.status),
+                images,
+                root=self._settings.save_path,
+                storage=self._storage,
+                group=self._group,
+                places=self._places,
+                committer=self._committer,
+                nonce=self._nonce,
+                clock=self._clock,
+                start=self._start,
+            )
         stall_s = self._clock.monotonic_s() - begun_s
         return Flight(saving=saving, meta=meta, copied=copied, begun_s=begun_s, stall_s=stall_s)
 

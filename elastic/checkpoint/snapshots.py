@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -163,6 +164,16 @@ class Snapshots:
         """It is on disk, or will never be."""
         if self._tier is not None and copied.taken is not None:
             self._tier.give_back(copied.taken)
+
+    @contextlib.contextmanager
+    def lending(self, copied: Copied | None) -> Iterator[None]:
+        """Around what begins to write a copy to disk: where that fails, nobody will ever give it back."""
+        try:
+            yield
+        except BaseException:
+            if copied is not None:
+                self.give_back(copied)
+            raise
 
     def close(self) -> None:
         """Let go of the arenas."""
