@@ -54,7 +54,8 @@ def assert_from_memory(run: Cluster, world_size: int) -> None:
     assert iteration > saved, "the disk had only older ones"
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("workers", [1, 2])
 def test_worker_kill(tmp_path: Path, etcd: EtcdServer, workers: int) -> None:
     with run_on(tmp_path, etcd, options=(f"--nproc-per-node={workers}",)) as run:
         for name in ("a", "b"):

@@ -7,12 +7,15 @@ import torch
 
 from elastic.checkpoint import passing
 from elastic.checkpoint.passing import distance
+from elastic.checkpoint.room import Room
 from elastic.errors import PeerLost
-from tests.harness.arenas import open_node
+from tests.harness.arenas import PLENTY, open_node
 from tests.harness.checkpoints import Bench, meta
 from tests.harness.ranks import run_tensor_ranks
 from tests.unit.test_checkpoint_parts import check, dealt, make
 from tests.unit.test_checkpoint_parts_memory import grow
+
+NONE = Room(available_bytes=100, cgroup_bytes=None)
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +55,7 @@ def train(bench, tmp_path, parts, *, nodes, to, slots=1, generation=1, opened=op
         assert manager.save(own, meta(2, generation=generation)).saved
         for iteration in range(3, to + 1):
             manager.snapshot(grow(own), meta(iteration, generation=generation))
-        tier.close()
+        manager.close()
 
     run_tensor_ranks(len(parts), rank)
 
@@ -116,6 +119,19 @@ def test_a_rank_without_room_for_a_guest_holds_nobody_up(tmp_path):
     (tmp_path / "c").rename(tmp_path / "gone")  # its part is with a
     found, _ = again(bench, tmp_path, nodes=["a", "b"])
     assert found == [("memory", 4)] * 2
+
+
+def test_a_rank_that_gave_its_memory_up_holds_nobody_up(tmp_path):
+    bench = Bench(tmp_path / "root")
+
+    def opened(tmp_path, node, **others):
+        return open_node(tmp_path, node, room=PLENTY if node != "b" else NONE, **others)
+
+    train(bench, tmp_path, dealt(3, seed=0, steps=2), nodes=["a", "b", "c"], to=4, opened=opened)
+    notices = [event.text for event in bench.events if event.kind == "notice"]
+    assert sum("no room for the memory tier" in each for each in notices) == 1
+    found, _ = again(bench, tmp_path, nodes=["a", "b", "c"])
+    assert found == [("disk", 2)] * 3, "its part is nowhere"
 
 
 @pytest.mark.parametrize("at", range(1, 7))
