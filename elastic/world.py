@@ -18,6 +18,8 @@ COMMIT_RECORD = "ELASTIC_COMMIT_RECORD"
 LEASE_PAGE = "ELASTIC_LEASE_PAGE"
 ARENAS = "ELASTIC_ARENAS"
 WATCH = "ELASTIC_WATCH"
+ARENAS_EACH = 4
+"""For each worker: two of its own, and two for copies of another node's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +41,7 @@ class World:
     events_path: str | None = None
     """File that this node's events are appended to."""
     arenas: tuple[str, ...] = ()
-    """Memory that the agent keeps for its workers, two pieces for each in the order of local ranks."""
+    """Memory that the agent keeps for its workers, ARENAS_EACH pieces for each in the order of local ranks."""
     watch: tuple[str, ...] = ()
     """Files that the agent watches its workers by, `activity:stacks` for each in the order of local ranks."""
     device: str = "cpu"

@@ -18,12 +18,14 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 
 from elastic.checkpoint.image import PAGE_BYTES, Image, ImagePlan, facts, plan_image, read_views, views
 from elastic.checkpoint.layout import load_json
 from elastic.checkpoint.manifest import Manifest
+from elastic.checkpoint.metadata import Piece
 from elastic.checkpoint.shards import Shard, storable
 from elastic.errors import CheckpointDamaged
 from elastic.failpoint import failpoint
@@ -31,6 +33,7 @@ from elastic.failpoint import failpoint
 _MAGIC = b"ELASTIC1"
 _HEAD = struct.Struct("<8sQQQQ")
 _VALID = struct.Struct("<Q")
+HEAD_BYTES = _HEAD.size
 _MADV_POPULATE_WRITE = 23
 _NOTE_STEP_BYTES = 1 << 16
 """The note's room is a multiple of it, so that images stay where they are when the note grows by a digit."""
@@ -46,6 +49,9 @@ class Held:
     whole: bool
     """Whether it is everything that a rank needs, and not only what this one writes."""
     images: Mapping[str, memoryview]
+    pieces: tuple[Piece, ...] | None = None
+    """Where each tensor of its images lies in the whole one, if it is one rank's part of a state that is dealt out:
+    the parts of all ranks are the state. None where it is no such part."""
 
     @property
     def size_bytes(self) -> int:
@@ -110,28 +116,46 @@ class Arena:
         note = bytes(data[PAGE_BYTES : PAGE_BYTES + note_bytes])
         return _held(note, data[images_at:], sequence) if zlib.crc32(note) == note_crc else None
 
+    def copy_out(self) -> tuple[bytes, memoryview] | None:
+        """Its head and what follows its first page, for an arena elsewhere; None where it holds nothing whole."""
+        if self.read() is None:
+            return None
+        data = memoryview(self._mapped(self.size_bytes))
+        return bytes(data[: _HEAD.size]), data[PAGE_BYTES:]
+
+    def copy_in(self, size_bytes: int, *, grow: Callable[[int], None]) -> memoryview:
+        """The place for what `copy_out` gave elsewhere. It holds nothing until `seal`. `grow`: as for `write`."""
+        self._resize(PAGE_BYTES + size_bytes, grow)
+        self._clear()
+        self._populate()
+        return memoryview(self._mapped(self.size_bytes))[PAGE_BYTES : PAGE_BYTES + size_bytes]
+
+    def seal(self, head: bytes) -> None:
+        """What follows on the first page is what this head tells of."""
+        data = memoryview(self._mapped(self.size_bytes))
+        data[: _HEAD.size] = head
+        _VALID.pack_into(data, _HEAD.size, _word(head))
+
     def forget(self) -> None:
         """Hold nothing any more."""
         self._clear()
 
     def write(
-        self, manifest: Manifest, shards: Sequence[Shard], *, sequence: int, rank: int, whole: bool,
+        self, manifest: Manifest, shards: Sequence[Shard], *, sequence: int, rank: int, whole: bool, part: bool = False,
         grow: Callable[[int], None] = lambda more_bytes: None,
     ) -> list[Image]:  # fmt: skip
         """Copy a state into it. What is returned are its images, to be written to disk from where they lie.
 
+        `part`: whether with what all other ranks write it is the whole state.
         `grow` is told how many bytes more this takes, and raises where they are not there: nothing was changed then.
 
         Raises:
             CheckpointError: a tensor that the format cannot hold; nothing was changed then, too.
         """
         layout = self._lay_out(shards)
-        note = _note(manifest, layout.plans, layout.places, rank=rank, whole=whole)
+        note = _note(manifest, layout.plans, layout.places, rank=rank, whole=whole, part=part)
         images_at = PAGE_BYTES + -(-len(note) // _NOTE_STEP_BYTES) * _NOTE_STEP_BYTES
-        wanted_bytes = images_at + layout.places[-1]
-        if (more_bytes := wanted_bytes - self.size_bytes) > 0:
-            grow(more_bytes)
-            os.ftruncate(self._fd, wanted_bytes)
+        self._resize(images_at + layout.places[-1], grow)
         data = memoryview(self._mapped(self.size_bytes))
         self._clear()
         self._populate()
@@ -159,6 +183,11 @@ class Arena:
             plans = tuple(plan_image(shard) for shard in shards)
             self._layout = _Layout(key=key, plans=plans, places=_places(plans))
         return self._layout
+
+    def _resize(self, wanted_bytes: int, grow: Callable[[int], None]) -> None:
+        if (more_bytes := wanted_bytes - self.size_bytes) > 0:
+            grow(more_bytes)
+            os.ftruncate(self._fd, wanted_bytes)
 
     def _clear(self) -> None:
         if self._map is not None:
@@ -208,9 +237,13 @@ def _pages(size_bytes: int) -> int:
     return -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
 
 
-def _note(manifest: Manifest, plans: Sequence[ImagePlan], places: Sequence[int], *, rank: int, whole: bool) -> bytes:
+def _note(
+    manifest: Manifest, plans: Sequence[ImagePlan], places: Sequence[int], *, rank: int, whole: bool, part: bool
+) -> bytes:
     images = [[plan.name, at, plan.size_bytes] for plan, at in zip(plans, places, strict=False)]
-    about = json.dumps({"images": images, "rank": rank, "whole": whole}).encode()
+    pieces = [[plan.name, each.name, each.whole, each.offset] for plan in plans for each in facts(plan)]
+    plain = {"images": images, "rank": rank, "whole": whole, "pieces": pieces if part else None}
+    about = json.dumps(plain).encode()
     return about + b"\n" + manifest.to_bytes()
 
 
@@ -224,9 +257,18 @@ def _held(note: bytes, images: memoryview, sequence: int) -> Held | None:
             rank=plain["rank"],
             whole=plain["whole"],
             images={name: images[at : at + size_bytes] for name, at, size_bytes in plain["images"]},
+            pieces=None if plain["pieces"] is None else pieces_from(plain["pieces"]),
         )
     except (ValueError, KeyError, TypeError):
         return None  # of another version of ours: it holds nothing that can be used
+
+
+def pieces_from(plain: Sequence[Sequence[Any]]) -> tuple[Piece, ...]:
+    """Read back pieces that were told as JSON: file, tensor, shape of the whole, place in it."""
+    return tuple(
+        Piece(name=name, global_shape=tuple(whole), offset=tuple(offset), file_name=file_name)
+        for file_name, name, whole, offset in plain
+    )
 
 
 def _word(head: bytes) -> int:

@@ -27,13 +27,13 @@ from elastic.checkpoint.root import RootIdentity
 from elastic.checkpoint.saving_apart import begin_saving
 from elastic.checkpoint.schedule import Schedule
 from elastic.checkpoint.seams import Committer, Group, Settings, check_settings
-from elastic.checkpoint.snapshots import Snapshots
+from elastic.checkpoint.snapshots import open_snapshots
 from elastic.checkpoint.state import Captured, capture, dealt_out
 from elastic.checkpoint.storage import Storage
 from elastic.checkpoint.taking import Taker
 from elastic.checkpoint.telling import restored_event, saved_event
 from elastic.clock import SYSTEM_CLOCK, Clock
-from elastic.config.model import SaveMode, SaveOverlap
+from elastic.config.choices import SaveMode, SaveOverlap
 from elastic.errors import Fenced, UsageError
 
 _ANCESTORS = 64
@@ -73,15 +73,7 @@ class CheckpointManager:
         self._start: Start = in_thread if settings.save_mode == SaveMode.ASYNC else at_once
         self._flight: Flight | None = None
         self._left, self._skipped = list[Flight](), 0
-        self._snapshots = Snapshots(
-            tier if settings.enable_save else None,
-            rank=group.rank,
-            # Weights alone are nothing that a restart could go on from.
-            every_steps=0 if settings.no_save_optim else settings.memory_every_steps,
-            required=settings.memory_required,
-            emit=emit,
-            clock=clock,
-        )
+        self._snapshots = open_snapshots(settings, tier, group=group, emit=emit, clock=clock)
         self.serve(identity, group=group, committer=committer, generation=generation, places=places)
 
     def serve(
@@ -92,10 +84,9 @@ class CheckpointManager:
         if self._flight is not None:
             self._left.append(self._flight)
         self._identity, self._group, self._committer, self._flight = identity, group, committer, None
-        self._generation, self._places = generation, places
-        weights_only = self._settings.no_save_optim
+        self._generation, self._places, weights_only = generation, places, self._settings.no_save_optim
         self._taker = Taker(group=group, places=places, prefix=self._prefix, weights_only=weights_only)
-        self._snapshots.rank = group.rank
+        self._snapshots.serve(group)
         self._caretaker: Caretaker | None = None
         lead = group.rank == 0 if places is None else places.lead
         if identity is not None and self._settings.enable_save and lead:
@@ -119,6 +110,8 @@ class CheckpointManager:
             CheckpointError: the state does not fit the tracked objects, or these cannot be saved later.
         """
         begun_s, self.intact = self._clock.monotonic_s(), False
+        if self._settings.enable_save:
+            self._snapshots.settle(parts=dealt_out(tracked))
         # What cannot be saved must come to light before the first step, not at the first save.
         if self._settings.enable_save:
             self._snapshots.check(capture(tracked, weights_only=self._settings.no_save_optim))
@@ -142,7 +135,7 @@ class CheckpointManager:
             self.schedule.committed, self._ancestors = reader.durable, reader.ancestors
             if self._caretaker is not None:
                 self._caretaker.set_aside_newer(restored.iteration)
-        self.intact = True
+        self.intact, self.schedule.began_at = True, restored.iteration
         self._emit(restored_event(restored, seconds=self._clock.monotonic_s() - begun_s))
         return restored
 
@@ -240,7 +233,7 @@ class CheckpointManager:
 
     def snapshot(self, tracked: Mapping[str, Any], meta: SaveMeta) -> None:
         """Copy the state for a restart of this node's workers, if there is a memory tier for it."""
-        if self._identity is None or not self._snapshots.kept:
+        if self._identity is None or not (self._snapshots.kept or self._snapshots.shares):
             return
         captured = capture(tracked)
         draft = self._draft(meta, self._identity, captured, judge_health(meta.signs).status)
@@ -253,7 +246,8 @@ class CheckpointManager:
     def _give_back(self) -> None:
         """Memory that nobody reads any more may be written again."""
         for flight in (*self._left, *((self._flight,) if self._flight is not None else ())):
-            if flight.copied is not None and flight.saving.written:
+            # Of parts only when that is known of all ranks: they choose the next arena alike.
+            if flight.copied is not None and flight.saving.written and not self._snapshots.parts:
                 self._snapshots.give_back(flight.copied)
         self._left = [each for each in self._left if not each.saving.written]
 
@@ -298,6 +292,8 @@ class CheckpointManager:
         except Exception as error:  # noqa: BLE001 - because peers wait for the vote; state_dict is the user's
             draft, fault = self._draft(meta, identity, captured, health.status), error
 
+        self._snapshots.share(draft, None if copied is None else copied.taken)  # outside: all ranks do
+
         def images() -> Sequence[Image]:
             if fault is not None or copied is None:
                 raise fault or AssertionError
@@ -305,19 +301,20 @@ class CheckpointManager:
 
         if health.status is Health.ABNORMAL:
             self._tell(events.Notice(text=f"iteration {meta.iteration} is saved as unhealthy: {health.reason}"))
-        saving = begin_saving(
-            draft,
-            common_of(meta, tracked, health.status),
-            images,
-            root=self._settings.save_path,
-            storage=self._storage,
-            group=self._group,
-            places=self._places,
-            committer=self._committer,
-            nonce=self._nonce,
-            clock=self._clock,
-            start=self._start,
-        )
+        with self._snapshots.lending(copied):
+            saving = begin_saving(
+                draft,
+                common_of(meta, tracked, health.status),
+                images,
+                root=self._settings.save_path,
+                storage=self._storage,
+                group=self._group,
+                places=self._places,
+                committer=self._committer,
+                nonce=self._nonce,
+                clock=self._clock,
+                start=self._start,
+            )
         stall_s = self._clock.monotonic_s() - begun_s
         return Flight(saving=saving, meta=meta, copied=copied, begun_s=begun_s, stall_s=stall_s)
 

@@ -45,6 +45,9 @@ class Places:
     """Whether this worker keeps all of the state: one on each node is enough."""
     workers: int = 1
     """How many of the node share its memory."""
+    guests: tuple[str, ...] = ()
+    """Two of the others, for copies of what a rank on another node keeps."""
+    node: str = ""
 
 
 class MemoryTier:
@@ -58,54 +61,69 @@ class MemoryTier:
             self._kept = tuple(fd for fd, _ in made)
             places = Places(own=(made[0][1], made[1][1]), whole=False)
         self.whole = places.whole
+        self.lasting = not self._kept
+        """Whether what lies in it outlives this process."""
         self._places = places
         self._room = room
-        self._arenas = [Arena(path) for path in places.own]
-        self._written: list[int | None] = [held.sequence if held else None for held in map(Arena.read, self._arenas)]
+        self.node = places.node
+        self.arenas = [Arena(path) for path in places.own]
+        """This worker's own."""
+        self.guests = [Arena(path) for path in places.guests]
+        """For copies of what another node's worker has in the arena of the same number."""
+        self._written: list[int | None] = [held.sequence if held else None for held in map(Arena.read, self.arenas)]
         self._busy: set[int] = set()
 
     def close(self) -> None:
         """Let go of the arenas."""
-        for arena in self._arenas:
+        for arena in (*self.arenas, *self.guests):
             arena.close()
         for fd in self._kept:
             os.close(fd)
 
-    def check_room(self, state_bytes: int) -> None:
-        """See before training begins whether two snapshots of a state of this size fit.
+    def check_room(self, state_bytes: int, *, guests: bool = False) -> None:
+        """See before training begins whether two snapshots of a state of this size fit; with `guests`, four.
 
         Raises:
             NoRoom: they do not; the message says what to change.
         """
-        there = sum(arena.size_bytes for arena in self._arenas)
-        self._grow(2 * state_bytes - there)
+        used = [*self.arenas, *(self.guests if guests else ())]
+        self.grow(len(used) * state_bytes - sum(arena.size_bytes for arena in used))
 
     def held(self) -> list[Held]:
         """What lies in the arenas of this node, newest first; this worker's own before its neighbours'."""
-        own = [held for held in map(Arena.read, self._arenas) if held is not None]
+        own = [held for held in map(Arena.read, self.arenas) if held is not None]
         return [*sorted(own, key=_newest), *sorted(self._neighbours(), key=_newest)]
 
     @property
     def free(self) -> int | None:
         """The arena that the next snapshot goes to, the older one; None while that is still being written to disk."""
-        older = min(range(len(self._arenas)), key=lambda at: self._written[at] or 0)
+        older = min(range(len(self.arenas)), key=lambda at: self._written[at] or 0)
         return None if older in self._busy else older
 
-    def take(self, manifest: Manifest, shards: Sequence[Shard], *, rank: int, whole: bool, keep: bool) -> Taken | None:
+    def take(
+        self, manifest: Manifest, shards: Sequence[Shard], *, rank: int, whole: bool, keep: bool, part: bool = False
+    ) -> Taken | None:
         """Copy a state; None where the free arena is busy. `keep`: it is not written again before `give_back`.
 
-        `whole`: whether it is everything that a rank needs.
+        Args:
+            whole: whether it is everything that a rank needs.
+            part: whether with what all other ranks copy it is the whole state. It goes into the other arena where the
+                older one is busy: all ranks must choose alike, or there would be no step of which all parts are there.
 
         Raises:
             NoRoom: it has grown beyond the memory that there is.
             CheckpointError: it cannot be stored.
         """
         at = self.free
+        if at is None and part:
+            at = next((each for each in range(len(self.arenas)) if each not in self._busy), None)
         if at is None:
             return None
         sequence = 1 + max((each for each in self._written if each is not None), default=0)
         self._written[at] = None
-        images = self._arenas[at].write(manifest, shards, sequence=sequence, rank=rank, whole=whole, grow=self._grow)
+        images = self.arenas[at].write(
+            manifest, shards, sequence=sequence, rank=rank, whole=whole, part=part, grow=self.grow
+        )
         self._written[at] = sequence
         if keep:
             self._busy.add(at)
@@ -113,7 +131,10 @@ class MemoryTier:
 
     def forget_newer(self, iteration: int) -> None:
         """Let this worker's arenas no longer hold states beyond an iteration."""
-        for at, arena in enumerate(self._arenas):
+        for arena in self.guests:
+            if (held := arena.read()) is not None and held.manifest.iteration > iteration:
+                arena.forget()
+        for at, arena in enumerate(self.arenas):
             held = arena.read()
             if held is not None and held.manifest.iteration > iteration and at not in self._busy:
                 arena.forget()
@@ -123,7 +144,8 @@ class MemoryTier:
         """Its images are on disk, or will never be."""
         self._busy.discard(taken.arena)
 
-    def _grow(self, more_bytes: int) -> None:
+    def grow(self, more_bytes: int) -> None:
+        """Take so many bytes more. Raises NoRoom."""
         verdict = judge_room(max(0, more_bytes) * self._places.workers, self._room())
         if not verdict.enough:
             raise NoRoom(f"no room for the memory tier: {verdict.reason}")

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from torch import Tensor
 
 from elastic.checkpoint.checksums import crc32, fault_of
 from elastic.checkpoint.cuts import Cut, Window, whole
 from elastic.checkpoint.header import TensorEntry, header_bytes, parse_header
+from elastic.checkpoint.image import DTYPES, views
 from elastic.checkpoint.layout import METADATA
 from elastic.checkpoint.manifest import FileFacts
 from elastic.checkpoint.metadata import Piece, parse_metadata
@@ -107,27 +109,51 @@ class _Gathering:
     parts: list[Part] = field(default_factory=list)
 
 
+class PartFile(Protocol):
+    """What holds pieces of tensors, and gives any of its bytes."""
+
+    def entries(self) -> Sequence[TensorEntry]: ...
+
+    def read(self, begin: int, end: int) -> bytes | memoryview: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What is wanted of one tensor of a file: the bytes from `begin` up to `end`, which are rows of its piece."""
+
+    entry: TensorEntry
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+    box: Window
+    part: Window
+
+
+def pieces_in(metadata: bytes) -> tuple[Piece, ...]:
+    """What the text of metadata.json says. Raises CheckpointDamaged."""
+    try:
+        return parse_metadata(metadata)
+    except ValueError as error:
+        raise CheckpointDamaged(str(error)) from error
+
+
 class PartReader:
     """Takes from file after file what lies in the windows that are wanted, and puts it together at the end."""
 
-    def __init__(self, metadata: bytes, cuts: Mapping[str, Cut]) -> None:
-        """`metadata`: the text of metadata.json. `cuts`: of which tensors only a part is wanted.
-
-        Raises:
-            CheckpointDamaged: the text cannot be read.
-        """
-        try:
-            self._pieces = {(piece.file_name, piece.name): piece for piece in parse_metadata(metadata)}
-        except ValueError as error:
-            raise CheckpointDamaged(str(error)) from error
+    def __init__(self, pieces: Iterable[Piece], cuts: Mapping[str, Cut]) -> None:
+        """`pieces`: of all files. `cuts`: of which tensors only a part is wanted."""
+        self._pieces = {(piece.file_name, piece.name): piece for piece in pieces}
         self._cuts = cuts
         self._found: dict[str, _Gathering] = {}
 
-    def take(self, file_name: str, file: VerifiedFile, *, skip: tuple[str, ...] = ()) -> None:
-        """Read what is wanted of one file; tensors whose names begin with one of `skip` are not."""
-        boxes: dict[str, tuple[Window, Window]] = {}
-        image: list[tuple[TensorEntry, tuple[int, ...], bytes]] = []
-        for entry in file.entries():
+    def wanted(self, file_name: str, entries: Sequence[TensorEntry], *, skip: tuple[str, ...] = ()) -> list[Wanted]:
+        """What of a file lies in the windows; tensors whose names begin with one of `skip` are not wanted.
+
+        Raises:
+            CheckpointDamaged: the file holds what no piece tells of.
+        """
+        found = []
+        for entry in entries:
             if entry.name.startswith(skip) and skip:
                 continue
             box, part = self._window(file_name, entry)
@@ -135,19 +161,41 @@ class PartReader:
             if part.empty and (gathering.parts or not gathering.window.empty):
                 continue
             shape, begin, end = _rows(entry, box, part)
-            image.append((entry, shape, file.read(begin, end)))
-            boxes[entry.name] = (Window(offset=_moved(box, part, shape), size=shape), part)
-        for name, tensor in decode_shard(_image(image), file_name=file_name).items():
-            held, part = boxes[name]
-            self._found[name].parts.append(Part(offset=part.offset, tensor=tensor[part.slices(held.offset)]))
+            held = Window(offset=_moved(box, part, shape), size=shape)
+            found.append(Wanted(entry=entry, shape=shape, begin=begin, end=end, box=held, part=part))
+        return found
 
-    def finish(self) -> dict[str, tuple[Tensor, Cut | None]]:
+    def take(self, file_name: str, file: PartFile, *, skip: tuple[str, ...] = ()) -> None:
+        """Read what is wanted of one file. Raises CheckpointDamaged."""
+        wanted = {each.entry.name: each for each in self.wanted(file_name, file.entries(), skip=skip)}
+        tensors: dict[str, Tensor] = {}
+        others: list[tuple[Wanted, bytes | memoryview]] = []
+        for each in wanted.values():
+            data = file.read(each.begin, each.end)
+            if isinstance(data, memoryview) and not data.readonly and each.entry.dtype in DTYPES:
+                rows = replace(each.entry, shape=each.shape, begin=0, end=len(data))
+                tensors |= views(data, (rows,))
+            else:
+                others.append((each, data))
+        if others:
+            tensors |= decode_shard(_image(others), file_name=file_name)
+        for name, tensor in tensors.items():
+            box, part = wanted[name].box, wanted[name].part
+            self._found[name].parts.append(Part(offset=part.offset, tensor=tensor[part.slices(box.offset)]))
+
+    def finish(self, *, copy: bool = False) -> dict[str, tuple[Tensor, Cut | None]]:
         """Every tensor met, whole or as the part that was wanted, with its cut in that case.
+
+        `copy`: whether none may lie where a file's bytes do.
 
         Raises:
             CheckpointDamaged: pieces are missing or do not fit.
         """
-        return {name: (fill(name, each.window, each.parts), each.cut) for name, each in self._found.items()}
+        found = {}
+        for name, each in self._found.items():
+            filled = fill(name, each.window, each.parts)
+            found[name] = filled.clone() if copy and len(each.parts) == 1 else filled, each.cut
+        return found
 
     def _window(self, file_name: str, entry: TensorEntry) -> tuple[Window, Window]:
         """Where a piece lies, and what of it is wanted."""
@@ -186,11 +234,12 @@ def _moved(box: Window, part: Window, shape: tuple[int, ...]) -> tuple[int, ...]
     return (part.offset[0], *box.offset[1:])
 
 
-def _image(rows: list[tuple[TensorEntry, tuple[int, ...], bytes]]) -> bytes:
+def _image(rows: list[tuple[Wanted, bytes | memoryview]]) -> bytes:
     """What was read as a small file of its own, for the format's library to give every type its meaning."""
     header, at = {}, 0
-    for entry, shape, data in rows:
-        header[entry.name] = {"dtype": entry.dtype, "shape": list(shape), "data_offsets": [at, at + len(data)]}
+    for each, data in rows:
+        place = [at, at + len(data)]
+        header[each.entry.name] = {"dtype": each.entry.dtype, "shape": list(each.shape), "data_offsets": place}
         at += len(data)
     text = json.dumps(header).encode()
-    return b"".join([len(text).to_bytes(8, "little"), text, *(data for _, _, data in rows)])
+    return b"".join([len(text).to_bytes(8, "little"), text, *(data for _, data in rows)])

@@ -17,7 +17,7 @@ from elastic.checkpoint.seams import Group
 from elastic.checkpoint.storage import Storage
 from elastic.checkpoint.survey import VISIBLE_POLL_S, VISIBLE_WITHIN_S, read_small
 from elastic.clock import Clock
-from elastic.config.model import PathScope
+from elastic.config.choices import PathScope
 from elastic.errors import UsageError
 
 PLACE = ".elastic_place"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from elastic import events
 from elastic.checkpoint.adopting import publish_prepared
+from elastic.checkpoint.arena import Held
 from elastic.checkpoint.foreign import read_foreign
 from elastic.checkpoint.layout import TRACKER, CommitRecord, build_tracker
 from elastic.checkpoint.locating import is_url
@@ -18,7 +19,19 @@ from elastic.checkpoint.manifest import Manifest
 from elastic.checkpoint.memory import MemoryTier
 from elastic.checkpoint.places import Places
 from elastic.checkpoint.reading import begin_iteration, read_manifest, read_own_parts
-from elastic.checkpoint.recalling import decide, fetch, from_plain, kept_of, offer_of, viewed_in
+from elastic.checkpoint.recalling import (
+    Offers,
+    Pick,
+    decide,
+    fetch,
+    from_plain,
+    held_parts,
+    kept_of,
+    offer_of,
+    offers_of,
+    viewed_in,
+)
+from elastic.checkpoint.regathering import Regathering
 from elastic.checkpoint.restored import Restored, restored_from
 from elastic.checkpoint.restoring import Attempt, Plan, plan_restore
 from elastic.checkpoint.rng import apply_rng
@@ -180,16 +193,26 @@ class Reader:
         """Restore from memory, if some rank has a copy there that is worth it; else None, and nothing was changed."""
         if not self._settings.memory_every_steps or not plan.own or not plan.attempts or self._generation is None:
             return None
-        held = {offer_of(each): each for each in reversed(self._tier.held()) if each.whole} if self._tier else {}
-        offers = self._group.gather([asdict(each) for each in held])
+        there = self._tier.held() if self._tier else []
+        held = {offer_of(each): each for each in reversed(there) if each.whole}
+        offers = self._group.gather(offers_of(there))
         told = self._group.broadcast(None if offers is None else self._choose(offers, plan))
         chosen = from_plain(told["pick"])
         if chosen.offer is None:
-            if any(offers or []):
+            if any(each["whole"] or each["parts"] for each in offers or []):
                 self._emit(events.Notice(text=f"not from memory: {chosen.reason}"))
             return None
         mine, iteration = held.get(chosen.offer), chosen.offer.iteration
         attempt = Attempt(directory="memory", iteration=iteration, manifest_digest=None, reason=chosen.reason)
+        begin = self._in_parts(chosen, there, tracked) if chosen.parts else self._in_whole(chosen, mine, tracked)
+        result = self._try(attempt, plan, tracked, begin, tier="memory")
+        if isinstance(result, Restored):
+            self.ancestors, self.durable = tuple(told["ancestors"]), told["durable"]
+            return result
+        self._reject(attempt, result)
+        return None
+
+    def _in_whole(self, chosen: Pick, mine: Held | None, tracked: Mapping[str, Any]) -> Callable[[], _Reading]:
         everywhere = len(chosen.holders) == self._group.size
         found = (mine.manifest, dict(mine.images)) if everywhere and mine else fetch(chosen, mine, group=self._group)
 
@@ -198,14 +221,21 @@ class Reader:
             prepare(viewed, tracked)
             return _Reading(read=lambda: kept_of(viewed, live=overwritable(tracked)), manifest=found[0])
 
-        result = self._try(attempt, plan, tracked, begin, tier="memory")
-        if isinstance(result, Restored):
-            self.ancestors, self.durable = tuple(told["ancestors"]), told["durable"]
-            return result
-        self._reject(attempt, result)
-        return None
+        return begin
 
-    def _choose(self, offers: list[list[dict[str, Any]]], plan: Plan) -> dict[str, Any]:
+    def _in_parts(self, chosen: Pick, there: Sequence[Held], tracked: Mapping[str, Any]) -> Callable[[], _Reading]:
+        parts = held_parts(there, chosen.offer)
+        meeting = Regathering(chosen.parts, parts, tracked=tracked, group=self._group)
+        meeting.meet()
+
+        def begin() -> _Reading:
+            captured, manifest = meeting.read()
+            prepare(captured, tracked)
+            return _Reading(read=lambda: captured, manifest=manifest)
+
+        return begin
+
+    def _choose(self, offers: list[Offers], plan: Plan) -> dict[str, Any]:
         lenient = self._settings.load_unhealthy
         return decide(offers, record=self._record, plan=plan, load_unhealthy=lenient, storage=self._storage)
 

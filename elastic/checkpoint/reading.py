@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from elastic.checkpoint.image import DTYPES, read_views
 from elastic.checkpoint.layout import MANIFEST, MAX_JSON_BYTES, METADATA, ShardKind, parse_shard_name
 from elastic.checkpoint.manifest import FileFacts, Manifest, digest
 from elastic.checkpoint.metadata import Piece, parse_metadata
-from elastic.checkpoint.partial import PartReader, VerifiedFile
+from elastic.checkpoint.partial import PartFile, PartReader, VerifiedFile, pieces_in
 from elastic.checkpoint.pieces import assemble
 from elastic.checkpoint.placing import meta_tensors, read_placed
 from elastic.checkpoint.rng import PREFIX
@@ -137,21 +137,40 @@ def read_own_parts(
     if METADATA not in manifest.files:
         raise CheckpointDamaged(f"{MANIFEST} names no {METADATA}")
     metadata = bytes(_verified(directory, METADATA, manifest.files[METADATA], storage))
-    readers = {kind: PartReader(metadata, cuts) for kind in ShardKind}
-    others = tuple(f"{PREFIX}{each}." for each in range(manifest.world_size) if each != rank)
+    files: dict[str, PartFile] = {}
     for name, facts in manifest.files.items():
-        shard = parse_shard_name(name)
-        if shard is None:
+        if (shard := parse_shard_name(name)) is None:
             _verified(directory, name, facts, storage)
-        elif shard.kind is ShardKind.MODEL:
-            readers[shard.kind].take(name, VerifiedFile(directory, name, facts, storage=storage))
-        elif not weights_only:
-            readers[shard.kind].take(name, VerifiedFile(directory, name, facts, storage=storage), skip=others)
+        elif shard.kind is ShardKind.MODEL or not weights_only:
+            files[name] = VerifiedFile(directory, name, facts, storage=storage)
+    return gather_parts(manifest, files, pieces=pieces_in(metadata), cuts=cuts, rank=rank)
+
+
+def others_own(manifest: Manifest, rank: int) -> tuple[str, ...]:
+    """How the names of tensors begin that are those of other ranks alone: their random states."""
+    return tuple(f"{PREFIX}{each}." for each in range(manifest.world_size) if each != rank)
+
+
+def gather_parts(
+    manifest: Manifest, files: Mapping[str, PartFile], *, pieces: Iterable[Piece], cuts: Mapping[str, Cut], rank: int,
+    copy: bool = False,
+) -> Captured:  # fmt: skip
+    """What one rank needs of a state, from all the files that it lies in. `copy`: where none may lie in these.
+
+    Raises:
+        CheckpointDamaged: it is not there, or not what pieces and manifest say.
+    """
+    pieces = tuple(pieces)
+    readers = {kind: PartReader(pieces, cuts) for kind in ShardKind}
+    for name, file in files.items():
+        if (shard := parse_shard_name(name)) is None:
+            raise CheckpointDamaged(f"{name!r:.80} is no shard")
+        readers[shard.kind].take(name, file, skip=others_own(manifest, rank))
     notes = _notes(manifest)
     found: dict[ShardKind, dict[str, Tensor]] = {}
     known: dict[str, Cut] = {}
     for kind, reader in readers.items():
-        tensors = reader.finish()
+        tensors = reader.finish(copy=copy)
         found[kind] = {
             name: each if cut is not None else original_form(each, notes.get(name))
             for name, (each, cut) in tensors.items()

@@ -31,6 +31,9 @@ from elastic.errors import CheckpointDamaged
 _CHUNK_BYTES = 64 << 20
 _ALIGN_BYTES = 64
 
+Offers = dict[str, list[dict[str, Any]]]
+"""What one rank offers: `whole` copies and `parts`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Offer:
@@ -51,6 +54,22 @@ class Pick:
     offer: Offer | None
     reason: str
     holders: tuple[int, ...] = ()
+    parts: tuple[tuple[int, ...], ...] = ()
+    """Where it is dealt out: of each rank that it was dealt out over, who has the part. Else nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartOffer:
+    """One rank's part of a copy, of as many as `ranks`."""
+
+    offer: Offer
+    rank: int
+    ranks: int
+
+    @classmethod
+    def from_plain(cls, plain: dict[str, Any]) -> PartOffer:
+        """Read back what `asdict` made."""
+        return cls(**(plain | {"offer": Offer(**plain["offer"])}))
 
 
 def offer_of(held: Held) -> Offer:
@@ -92,6 +111,32 @@ def pick(
     return Pick(offer=best, holders=holders, reason=f"{reason}; committed was iteration {record.iteration}")
 
 
+def pick_parts(
+    offers: Sequence[Sequence[PartOffer]], *, record: CommitRecord | None, newest_on_disk: int,
+    load_unhealthy: bool = False,
+) -> Pick:  # fmt: skip
+    """The same of states that are dealt out: the newest of which every part is offered by some rank."""
+    holders: dict[tuple[Offer, int], dict[int, list[int]]] = {}
+    for at, own in enumerate(offers):
+        for each in own:
+            holders.setdefault((each.offer, each.ranks), {}).setdefault(each.rank, []).append(at)
+    complete: dict[Offer, tuple[tuple[int, ...], ...]] = {}
+    missing = []
+    for (offer, ranks), found in holders.items():
+        if lacking := [rank for rank in range(ranks) if rank not in found]:
+            missing.append(f"of iteration {offer.iteration} the parts of ranks {lacking} of {ranks} are gone")
+        else:
+            complete[offer] = tuple(tuple(found[rank]) for rank in range(ranks))
+    chosen = pick([list(complete)], record=record, newest_on_disk=newest_on_disk, load_unhealthy=load_unhealthy)
+    if chosen.offer is None:
+        return replace(chosen, reason="; ".join([*([chosen.reason] if complete else []), *sorted(missing)]))
+    parts = complete[chosen.offer]
+    reason = f"the newest copy in memory of which all {len(parts)} parts are there"
+    if record is not None:
+        reason += f"; committed was iteration {record.iteration}"
+    return replace(chosen, holders=(), parts=parts, reason=reason)
+
+
 def _fault(offer: Offer, record: CommitRecord, newest_on_disk: int, load_unhealthy: bool) -> str | None:
     if offer.lineage != record.lineage:
         return f"is of lineage {offer.lineage}, not {record.lineage}"
@@ -107,16 +152,24 @@ def _fault(offer: Offer, record: CommitRecord, newest_on_disk: int, load_unhealt
 
 
 def decide(
-    offers: Sequence[Sequence[dict[str, Any]]], *, record: CommitRecord | None, plan: Plan, load_unhealthy: bool,
-    storage: Storage,
-) -> dict[str, Any]:  # fmt: skip
+    offers: Sequence[Offers], *, record: CommitRecord | None, plan: Plan, load_unhealthy: bool, storage: Storage
+) -> dict[str, Any]:
     """On rank 0: what to take from memory, what was committed last, and all that was committed on the way to it."""
+    newest = plan.attempts[0].iteration
     chosen = pick(
-        [[Offer(**each) for each in own] for own in offers],
+        [[Offer(**each) for each in own["whole"]] for own in offers],
         record=record,
-        newest_on_disk=plan.attempts[0].iteration,
+        newest_on_disk=newest,
         load_unhealthy=load_unhealthy,
     )
+    if any(own["parts"] for own in offers):
+        in_parts = pick_parts(
+            [[PartOffer.from_plain(each) for each in own["parts"]] for own in offers],
+            record=record,
+            newest_on_disk=newest,
+            load_unhealthy=load_unhealthy,
+        )
+        chosen = _newer(chosen, in_parts)
     told: dict[str, Any] = {"pick": asdict(chosen), "ancestors": [], "durable": 0}
     if record is not None and chosen.offer is not None:
         digest = record.manifest_digest
@@ -129,10 +182,33 @@ def decide(
     return told
 
 
+def _newer(one: Pick, other: Pick) -> Pick:
+    if one.offer is None or other.offer is None:
+        return other if one.offer is None else one
+    return other if other.offer.iteration > one.offer.iteration else one
+
+
 def from_plain(plain: dict[str, Any]) -> Pick:
     """Read back a pick that was told as JSON."""
     offer = Offer(**plain["offer"]) if plain["offer"] is not None else None
-    return Pick(offer=offer, reason=plain["reason"], holders=tuple(plain["holders"]))
+    parts = tuple(tuple(each) for each in plain["parts"])
+    return Pick(offer=offer, reason=plain["reason"], holders=tuple(plain["holders"]), parts=parts)
+
+
+def offers_of(held: Sequence[Held]) -> Offers:
+    """What a rank offers of all that lies in its node's memory, JSON types; each state and part once."""
+    parts = [
+        PartOffer(offer=offer_of(each), rank=each.rank, ranks=each.manifest.world_size)
+        for each in held
+        if each.pieces is not None
+    ]
+    whole = dict.fromkeys(offer_of(each) for each in held if each.whole)
+    return {"whole": [asdict(each) for each in whole], "parts": [asdict(each) for each in dict.fromkeys(parts)]}
+
+
+def held_parts(held: Sequence[Held], offer: Offer | None) -> dict[int, Held]:
+    """By rank that it was dealt out over: the parts of a state that lie here."""
+    return {each.rank: each for each in reversed(held) if each.pieces is not None and offer_of(each) == offer}
 
 
 def fetch(pick: Pick, held: Held | None, *, group: Group) -> tuple[Manifest, dict[str, memoryview]]:

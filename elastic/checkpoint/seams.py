@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -30,6 +31,8 @@ class Settings(Protocol):
     @property
     def memory_every_steps(self) -> int: ...
     @property
+    def memory_peers(self) -> int: ...
+    @property
     def memory_required(self) -> bool: ...
     @property
     def no_save_optim(self) -> bool: ...
@@ -47,6 +50,14 @@ class Settings(Protocol):
     def no_load_optim(self) -> bool: ...
     @property
     def load_balanced(self) -> bool: ...
+
+
+class Pending(Protocol):
+    """Something under way."""
+
+    def wait(self) -> None:
+        """Return when it is done here. Raises PeerLost."""
+        ...
 
 
 class Group(Protocol):
@@ -78,6 +89,19 @@ class Group(Protocol):
         """Fill a contiguous tensor with what a rank sends. Raises PeerLost."""
         ...
 
+    def start_exchange(self, received: Tensor, sent: Tensor, *, takes: Sequence[int], gives: Sequence[int]) -> Pending:
+        """Begin to send everybody a piece of `sent` and to fill `received` with everybody's, by rank.
+
+        Args:
+            takes, gives: elements from and to each rank; both tensors have one axis.
+        """
+        ...
+
+
+class _Done:
+    def wait(self) -> None:
+        """It is over."""
+
 
 class AloneGroup:
     """A world of one."""
@@ -99,6 +123,10 @@ class AloneGroup:
 
     def receive_(self, tensor: Tensor, *, source: int) -> None:
         """Nobody sends."""
+
+    def start_exchange(self, received: Tensor, sent: Tensor, *, takes: Sequence[int], gives: Sequence[int]) -> Pending:
+        received.copy_(sent)
+        return _Done()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -13,6 +14,8 @@ from elastic.checkpoint.image import Image, heap_image
 from elastic.checkpoint.layout import ShardKind, shard_name
 from elastic.checkpoint.manifest import Manifest
 from elastic.checkpoint.memory import MemoryTier, NoRoom, Taken
+from elastic.checkpoint.passing import distance, pass_on
+from elastic.checkpoint.seams import Group, Settings
 from elastic.checkpoint.shards import Shard, size_bytes
 from elastic.checkpoint.state import Captured
 from elastic.clock import Clock
@@ -34,17 +37,39 @@ class Snapshots:
     """The memory tier of one worker, if it has one, and how it is used. It never stops training."""
 
     def __init__(
-        self, tier: MemoryTier | None, *, rank: int, every_steps: int, required: bool, emit: events.Emit, clock: Clock
-    ) -> None:
-        """`every_steps`: 0 takes none but those to be saved. `required`: no room is an error, not a notice."""
+        self, tier: MemoryTier | None, *, group: Group, every_steps: int, required: bool, peers: bool,
+        emit: events.Emit, clock: Clock,
+    ) -> None:  # fmt: skip
+        """`every_steps`: 0 takes none but those to be saved. `required`: no room is an error, not a notice.
+
+        `peers`: whether parts of a state are passed on to another node.
+        """
         self._tier = tier
-        self.rank = rank
         self._every_steps = every_steps
         self._required = required
         self._emit = emit
         self._clock = clock
         self._skipped = 0
         self._last_s: float | None = None
+        self.parts = False
+        """Whether the state is dealt out, so that every rank keeps its part; the same on all ranks."""
+        self._peers, self._far = peers, 0
+        self._fault = ""
+        self.serve(group)
+
+    def serve(self, group: Group) -> None:
+        """Work in another generation from here on."""
+        self._group = group
+
+    def settle(self, *, parts: bool) -> None:
+        """Agree on what is kept where. Every rank calls it. `parts`: whether it is dealt out. Raises PeerLost."""
+        self.parts, self._far = parts, 0
+        if not parts or not self._peers or self._every_steps == 0:
+            return
+        nodes = self._group.gather(self._tier.node if self._tier is not None and self._tier.guests else None)
+        # A rank without memory takes part all the same, since the others cannot know when it lost it.
+        names = [each or f"of rank {rank}" for rank, each in enumerate(nodes or [])]
+        self._far = self._group.broadcast(distance(names) if any(nodes or []) else 0)
 
     @property
     def tier(self) -> MemoryTier | None:
@@ -58,7 +83,14 @@ class Snapshots:
     @property
     def kept(self) -> bool:
         """Whether states are kept for a restart."""
-        return self._tier is not None and self._tier.whole and self._every_steps > 0
+        if self._tier is None or self._every_steps == 0:
+            return False
+        return self._tier.lasting if self.parts else self._tier.whole
+
+    @property
+    def shares(self) -> bool:
+        """Whether copies are passed on to other nodes: the same on all ranks, whatever they have."""
+        return self._far > 0
 
     def due(self, iteration: int) -> bool:
         """Whether the step just taken is to be followed by a snapshot: the same on all ranks, kept here or not."""
@@ -74,7 +106,8 @@ class Snapshots:
             return
         model = sum(map(size_bytes, captured.model.values()))
         opt = sum(map(size_bytes, captured.opt.values()))
-        self._guarded(lambda tier: tier.check_room(model + max(opt, _MOMENTS * model if captured.opt else 0)))
+        state_bytes = model + max(opt, _MOMENTS * model if captured.opt else 0)
+        self._guarded(lambda tier: tier.check_room(state_bytes, guests=self._far > 0))
 
     def copy(self, draft: Manifest, shards: Sequence[Shard], captured: Captured) -> Copied:
         """Copy what this rank is to write; and with it, where states are kept for a restart, everything else.
@@ -89,10 +122,38 @@ class Snapshots:
         return Copied(images=[image for image in taken.images if image.name in names], taken=taken)
 
     def keep(self, draft: Manifest, shards: Sequence[Shard], captured: Captured) -> bool:
-        """Copy everything, for a restart; False where the arena is still being written to disk."""
-        if captured.cuts:
-            return True  # of parts a restart needs those of other nodes, too
-        return self._take(draft, shards, captured, keep=False) is not None
+        """Copy everything that this rank has to keep, for a restart; False where the arena is still being written to
+        disk."""
+        taken = self._take(draft, shards, captured, keep=False) if self.kept else None
+        self.share(draft, taken)
+        return taken is not None
+
+    def share(self, draft: Manifest, taken: Taken | None) -> None:
+        """Pass on to another node what was copied last, where that is wanted. Every rank calls it, whatever it has.
+
+        Raises:
+            PeerLost: from the group.
+        """
+        if not self._far:
+            return
+        begun_s = self._clock.monotonic_s()
+        passed = pass_on(self._tier, None if taken is None else taken.arena, group=self._group, far=self._far)
+        if passed.fault and passed.fault != self._fault:
+            self._emit(events.Notice(text=f"a copy in another node's memory failed: {passed.fault}"))
+        self._fault = passed.fault
+        if self._group.rank == 0 and passed.sent_bytes:
+            seconds = self._clock.monotonic_s() - begun_s
+            self._emit(
+                events.CheckpointSaved(
+                    iteration=draft.iteration,
+                    consumed_samples=draft.consumed_samples,
+                    bytes=passed.sent_bytes,
+                    seconds=seconds,
+                    interval_s=None,
+                    tier="peer",
+                    stall_s=seconds,
+                )
+            )
 
     def forget_newer(self, iteration: int) -> None:
         """What is newer than the state that training goes on from is of a line that was left."""
@@ -104,6 +165,16 @@ class Snapshots:
         if self._tier is not None and copied.taken is not None:
             self._tier.give_back(copied.taken)
 
+    @contextlib.contextmanager
+    def lending(self, copied: Copied | None) -> Iterator[None]:
+        """Around what begins to write a copy to disk: where that fails, nobody will ever give it back."""
+        try:
+            yield
+        except BaseException:
+            if copied is not None:
+                self.give_back(copied)
+            raise
+
     def close(self) -> None:
         """Let go of the arenas."""
         if self._tier is not None:
@@ -112,11 +183,12 @@ class Snapshots:
 
     def _take(self, draft: Manifest, shards: Sequence[Shard], captured: Captured, *, keep: bool) -> Taken | None:
         begun_s = self._clock.monotonic_s()
-        kept = self.kept and not captured.cuts
-        rest = _rest(captured, shards) if kept else []
+        kept = self.kept and bool(captured.cuts) == self.parts
+        whole, part = kept and not self.parts, kept and self.parts
+        rest = _rest(captured, shards) if whole else []
 
         def take(tier: MemoryTier) -> Taken | None:
-            return tier.take(draft, [*shards, *rest], rank=self.rank, whole=kept, keep=keep)
+            return tier.take(draft, [*shards, *rest], rank=self._group.rank, whole=whole, part=part, keep=keep)
 
         taken = self._guarded(take)
         if taken is None:
@@ -128,7 +200,7 @@ class Snapshots:
     def _tell(self, draft: Manifest, taken: Taken, begun_s: float) -> None:
         now_s = self._clock.monotonic_s()
         interval_s = None if self._last_s is None else now_s - self._last_s
-        if self.rank == 0:
+        if self._group.rank == 0:
             self._emit(
                 events.CheckpointSaved(
                     iteration=draft.iteration,
@@ -157,6 +229,22 @@ class Snapshots:
             self._emit(events.Notice(text=f"{error}. Training goes on without it"))
             self.close()
             return None
+
+
+def open_snapshots(
+    settings: Settings, tier: MemoryTier | None, *, group: Group, emit: events.Emit, clock: Clock
+) -> Snapshots:
+    """The memory tier of one worker, used as the settings say."""
+    return Snapshots(
+        tier if settings.enable_save else None,
+        group=group,
+        # Weights alone are nothing that a restart could go on from.
+        every_steps=0 if settings.no_save_optim else settings.memory_every_steps,
+        required=settings.memory_required,
+        peers=settings.memory_peers > 0,
+        emit=emit,
+        clock=clock,
+    )
 
 
 def _rest(captured: Captured, shards: Sequence[Shard]) -> list[Shard]:

@@ -20,13 +20,31 @@ from elastic.cli import (
     config_command,
     demo_command,
     docs_command,
+    doctor_command,
     drain_command,
+    events_command,
     plan_command,
+    report_command,
+    status_command,
+    targets_command,
 )
 from elastic.cli.console import complain
 from elastic.errors import ElasticError, ExitCode, UsageError
 
-COMMANDS = (config_command, ckpt_command, audit_command, plan_command, drain_command, demo_command, docs_command)
+COMMANDS = (
+    config_command,
+    status_command,
+    events_command,
+    report_command,
+    ckpt_command,
+    audit_command,
+    plan_command,
+    doctor_command,
+    targets_command,
+    drain_command,
+    demo_command,
+    docs_command,
+)
 
 
 class Parser(argparse.ArgumentParser):

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from elastic.config.model import Numerics, Settings, TrainingSettings
+from elastic.config.choices import Numerics
+from elastic.config.model import Settings, TrainingSettings
 from elastic.errors import Problem
 from elastic.plan.batch_mode import BatchMode
 

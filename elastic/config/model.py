@@ -6,75 +6,25 @@ Names and defaults of the checkpoint section are those of MindSpore Transformers
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from elastic.config.choices import (
+    Notices,
+    Numerics,
+    OnNan,
+    PathScope,
+    SaveInterval,
+    SaveMode,
+    SaveOverlap,
+    StrategyKind,
+)
 from elastic.config.rules import about
 from elastic.plan.batch_mode import BatchMode, RateRule
 from elastic.plan.data_order import OnChange
 from elastic.plan.order import OrderKind
 
 Scalar = str | int | float | bool
-
-
-class OnNan(enum.StrEnum):
-    """What to do about a step whose loss is no finite number."""
-
-    STOP = "stop"
-    SKIP = "skip"
-    ROLL_BACK = "roll_back"
-
-
-class Numerics(enum.StrEnum):
-    """In which order gradients are added up."""
-
-    PLAIN = "plain"
-    EXACT = "exact"
-
-
-class StrategyKind(enum.StrEnum):
-    """How parameters, gradients and optimizer state lie on the workers."""
-
-    REPLICATE = "replicate"
-    FSDP2 = "fsdp2"
-
-
-class SaveMode(enum.StrEnum):
-    """Whether training waits until a save is durable."""
-
-    SYNC = "sync"
-    ASYNC = "async"
-
-
-class SaveOverlap(enum.StrEnum):
-    """What a save does that is due while the one before is still being written."""
-
-    WAIT = "wait"
-    SKIP = "skip"
-
-
-class PathScope(enum.StrEnum):
-    """Whether save_path is one directory for all nodes, or one on each."""
-
-    AUTO = "auto"
-    SHARED = "shared"
-    PRIVATE = "private"
-
-
-class Notices(enum.StrEnum):
-    """Which cloud is asked whether it is about to take this machine away."""
-
-    OFF = "off"
-    AWS = "aws"
-    GCP = "gcp"
-
-
-class SaveInterval(enum.StrEnum):
-    """Whether the distance of saves stays what was set."""
-
-    FIXED = "fixed"
-    AUTO = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,6 +152,14 @@ class CheckpointSettings:
         default=10,
         metadata=about(
             "steps from one copy in the node's memory to the next, for restarts on it; 0: none", unit="steps", least=0
+        ),
+    )
+    memory_peers: int = field(
+        default=1,
+        metadata=about(
+            "with fsdp2: to how many other nodes' memory each part is copied, too; 0: a lost node means the disk",
+            least=0,
+            most=1,
         ),
     )
     memory_required: bool = field(

@@ -33,7 +33,7 @@ from elastic.events.kinds import (
     WorkerStayed,
     WorldFormed,
 )
-from elastic.events.records import EVENT_TYPES, EventFile, Record, decode, encode, read_records
+from elastic.events.records import EVENT_TYPES, EventFile, Record, decode, encode, few_of, merged_records, read_records
 
 __all__ = [
     "EVENT_TYPES",
@@ -72,5 +72,7 @@ __all__ = [
     "WorldFormed",
     "decode",
     "encode",
+    "few_of",
+    "merged_records",
     "read_records",
 ]

@@ -20,8 +20,9 @@ from torch.distributed.elastic.rendezvous.api import RendezvousHandler, Rendezvo
 
 from elastic.checkpoint.root import claim
 from elastic.clock import SYSTEM_CLOCK
+from elastic.config.choices import Numerics, PathScope
 from elastic.config.load import resolve
-from elastic.config.model import Numerics, PathScope, Settings
+from elastic.config.model import Settings
 from elastic.errors import ElasticError, UsageError
 from elastic.launch.agent import Agent
 from elastic.launch.ready import ReadyWorkers

@@ -6,7 +6,8 @@ import logging
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from elastic.config.model import Notices, Settings
+from elastic.config.choices import Notices
+from elastic.config.model import Settings
 from elastic.events import Emit, LeaveAsked
 from elastic.launch.notices import NoticeWatch
 from elastic.rendezvous.drain import DrainWatch

@@ -6,7 +6,8 @@ import dataclasses
 import json
 from collections.abc import Mapping
 
-from elastic.config.model import Numerics, TrainingSettings
+from elastic.config.choices import Numerics
+from elastic.config.model import TrainingSettings
 from elastic.distributed import cuda
 from elastic.distributed.likeness import measure
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Protocol
 from urllib.parse import quote, urlsplit
 
-from elastic.config.model import Notices
+from elastic.config.choices import Notices
 
 logger = logging.getLogger(__name__)
 

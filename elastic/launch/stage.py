@@ -42,7 +42,7 @@ from elastic.rendezvous.assemble import assemble
 from elastic.rendezvous.membership import Membership
 from elastic.rendezvous.model import FailureReport, Phase
 from elastic.rendezvous.model import World as Agreed
-from elastic.world import AGENT_SOCKET, ARENAS, EVENTS_PATH, JOB_ID, LEASE_PAGE, NODE, WATCH
+from elastic.world import AGENT_SOCKET, ARENAS, ARENAS_EACH, EVENTS_PATH, JOB_ID, LEASE_PAGE, NODE, WATCH
 
 logger = logging.getLogger(__name__)
 
@@ -257,8 +257,8 @@ class Stage:
         return Answer(granted=False, reason=f"the agent does not know the request {what!r}; versions differ")
 
     def _make_arenas(self, slots: int) -> list[str]:
-        """Memory for the workers' snapshots, two pieces each: it outlives them, and is gone with this process."""
-        made = [anonymous_arena("elastic-arena") for _ in range(2 * slots)]
+        """Memory for the workers' snapshots: it outlives them, and is gone with this process."""
+        made = [anonymous_arena("elastic-arena") for _ in range(ARENAS_EACH * slots)]
         for fd, _ in made:
             self._stack.callback(os.close, fd)
         return [path for _, path in made]

@@ -12,7 +12,7 @@ from typing import Self
 
 from elastic.clock import SYSTEM_CLOCK, Clock
 from elastic.errors import ElasticError
-from elastic.events import Record, decode
+from elastic.events import Record, decode, few_of
 
 _IN_MODIFY = 0x2
 _IN_CREATE = 0x100
@@ -28,14 +28,24 @@ class Follower:
     Args:
         directory: the run's `events` directory; made if it is not there yet.
         on_record: called once for each record as it comes.
+        on_unreadable: told of a line that is no record, which is then passed over; without, it is a ValueError.
+        few_steps: leave out most steps where one reading finds many, as `merged_records` does.
     """
 
     def __init__(
-        self, directory: Path, *, on_record: Callable[[Record], None] | None = None, clock: Clock = SYSTEM_CLOCK
+        self,
+        directory: Path,
+        *,
+        on_record: Callable[[Record], None] | None = None,
+        on_unreadable: Callable[[str], None] | None = None,
+        few_steps: bool = False,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.records: list[Record] = []
         self._directory = directory
         self._on_record = on_record
+        self._on_unreadable = on_unreadable
+        self._few_steps = few_steps
         self._clock = clock
         self._offsets: dict[Path, int] = {}
         directory.mkdir(parents=True, exist_ok=True)
@@ -88,7 +98,11 @@ class Follower:
             left_s = until_s - self._clock.monotonic_s()
             if left_s <= 0:
                 raise NotSeen(f"{what} did not happen within {limit_s:.0f} s; last seen: {self._tail()}")
-            select.select([self._fd], [], [], min(left_s, 1.0))
+            self.wait(limit_s=min(left_s, 1.0))
+
+    def wait(self, *, limit_s: float) -> None:
+        """Return when something was written, or after the limit."""
+        select.select([self._fd], [], [], limit_s)
 
     def read(self) -> None:
         """Take in what was written since the last call."""
@@ -106,12 +120,22 @@ class Follower:
             data = file.read()
         whole = data[: data.rfind(b"\n") + 1]
         self._offsets[path] = self._offsets.get(path, 0) + len(whole)
-        for line in whole.decode().splitlines():
-            record = decode(line)
+        lines = enumerate(whole.decode(errors="replace").splitlines())
+        for _, line in few_of(lines) if self._few_steps else lines:
+            record = self._decode(line)
             if record is not None:
                 self.records.append(record)
                 if self._on_record is not None:
                     self._on_record(record)
+
+    def _decode(self, line: str) -> Record | None:
+        try:
+            return decode(line)
+        except ValueError as error:
+            if self._on_unreadable is None:
+                raise
+            self._on_unreadable(str(error))
+            return None
 
     def _tail(self) -> str:
         return "; ".join(f"{r.node}/{r.rank} {r.event.kind}" for r in self.records[-5:]) or "nothing"

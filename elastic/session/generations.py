@@ -16,7 +16,8 @@ from elastic.checkpoint.restored import Restored
 from elastic.checkpoint.root import claim
 from elastic.checkpoint.seams import Committer, LockCommitter
 from elastic.clock import Clock
-from elastic.config.model import Numerics, Settings, StrategyKind
+from elastic.config.choices import Numerics, StrategyKind
+from elastic.config.model import Settings
 from elastic.distributed.group import Alone, Collectives
 from elastic.distributed.likeness import check_alike, measure
 from elastic.distributed.strategy import Strategy

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from elastic.checkpoint.memory import MemoryTier, Places
-from elastic.config.model import CheckpointSettings, SaveMode
+from elastic.config.choices import SaveMode
+from elastic.config.model import CheckpointSettings
 from elastic.events import Emit, Notice
-from elastic.world import World
+from elastic.world import ARENAS_EACH, World
 
 
 def open_memory(world: World, settings: CheckpointSettings, *, emit: Emit) -> MemoryTier | None:
@@ -22,12 +23,19 @@ def open_memory(world: World, settings: CheckpointSettings, *, emit: Emit) -> Me
 
 
 def _lent(world: World) -> Places | None:
-    at = 2 * world.local_rank
-    if len(world.arenas) < at + 2:
+    own, guests = _pair(world, 0), _pair(world, 1)
+    if len(own) < 2:
         return None
     return Places(
-        own=(world.arenas[at], world.arenas[at + 1]),
-        others=(*world.arenas[:at], *world.arenas[at + 2 :]),
+        own=(own[0], own[1]),
+        others=tuple(each for each in world.arenas if each not in own),
         whole=world.local_rank == 0,
         workers=world.local_size,
+        guests=guests,
+        node=world.node,
     )
+
+
+def _pair(world: World, which: int) -> tuple[str, ...]:
+    at = ARENAS_EACH * world.local_rank + 2 * which
+    return world.arenas[at : at + 2]

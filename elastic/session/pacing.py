@@ -8,7 +8,8 @@ from elastic.checkpoint.flight import SaveResult
 from elastic.checkpoint.interval import Costs, advise, measure, next_steps, recent_records
 from elastic.checkpoint.schedule import Schedule
 from elastic.clock import Clock
-from elastic.config.model import CheckpointSettings, SaveInterval
+from elastic.config.choices import SaveInterval
+from elastic.config.model import CheckpointSettings
 from elastic.distributed.group import Collectives
 from elastic.events import Emit, Notice
 

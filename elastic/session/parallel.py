@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from elastic.config.model import Numerics, Settings, StrategyKind
+from elastic.config.choices import Numerics, StrategyKind
+from elastic.config.model import Settings
 from elastic.distributed.group import Collectives
 from elastic.distributed.replicate import Replica
 from elastic.distributed.strategy import Strategy

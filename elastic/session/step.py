@@ -21,7 +21,7 @@ from typing import Any, Self
 import torch
 
 from elastic.activity import Activity, Doing
-from elastic.config.model import OnNan
+from elastic.config.choices import OnNan
 from elastic.data.digest import step_digest
 from elastic.data.loader import ElasticLoader
 from elastic.distributed.group import Collectives

@@ -10,7 +10,8 @@ import torch
 from elastic.activity import Doing
 from elastic.checkpoint.manager import CheckpointManager
 from elastic.checkpoint.restored import Restored
-from elastic.config.model import OnNan, Settings
+from elastic.config.choices import OnNan
+from elastic.config.model import Settings
 from elastic.distributed.group import Collectives
 from elastic.distributed.strategy import Strategy
 from elastic.errors import CheckpointError, LossNotFinite, PeerLost, UsageError
@@ -132,6 +133,6 @@ class Stepping:
     def _take_up(self) -> None:
         """What a new generation begins with, so that the next fault finds no less than this one did."""
         if self._manager.schedule.behind(self._course.iteration):
-            self._manager.save(self._tracked, self._course.save_meta())
+            self._manager.save(self._tracked, self._course.save_meta(), wait=False)
         else:
             self._manager.snapshot(self._tracked, self._course.save_meta())

@@ -14,7 +14,7 @@ from elastic.checkpoint.places import find_places
 from elastic.checkpoint.root import claim
 from elastic.checkpoint.storage import PosixStorage, Storage
 from elastic.clock import ManualClock
-from elastic.config.model import PathScope
+from elastic.config.choices import PathScope
 from elastic.events import Event
 from tests.harness.checkpoints import CheckpointSettings, RecordCommitter, Run, make_run, meta
 from tests.harness.ranks import ThreadGroup, run_tensor_ranks

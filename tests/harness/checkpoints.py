@@ -30,6 +30,7 @@ class CheckpointSettings:
     save_mode: str = "sync"
     save_overlap: str = "wait"
     memory_every_steps: int = 0
+    memory_peers: int = 1
     memory_required: bool = False
     no_save_optim: bool = False
     save_max: int = 5

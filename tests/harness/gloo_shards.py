@@ -1,7 +1,8 @@
 """Worlds one after another in the same processes: each restores what the last one saved, tells what it has, saves it.
 
 The plan is in SHARDS_PLAN: a list of [world size, strategy]; the root in SHARDS_ROOT; a store to meet at is at
-MASTER_ADDR and MASTER_PORT. A process that a world has no rank for waits for the next one.
+MASTER_ADDR and MASTER_PORT. A process that a world has no rank for waits for the next one. With SHARDS_MEMORY, a
+directory, each process is a node that keeps copies in memory: what it has is gone where a world leaves it out.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from elastic.distributed.replicate import Replica
 from elastic.plan.tree import Spread
 from elastic.session.ending import exit_now
 from elastic.world import World
+from tests.harness.arenas import open_node
 from tests.harness.awkward import DTYPES, Masters
 from tests.harness.checkpoints import Bench, meta
 
@@ -133,15 +135,18 @@ def main() -> None:
             continue
         group = join(World(rank=rank, size=size, generation=at, distributed=True))
         tracked, lies = make(at, strategy, group)
+        memory = os.environ.get("SHARDS_MEMORY")
+        tier = open_node(Path(memory), f"node{rank}") if memory else None
+        manager = bench.manager(group=group, generation=at, tier=tier, memory_every_steps=1 if memory else 0)
+        restored = manager.restore(tracked)
         if at == 1:
             for number in range(3):
                 step(tracked, lies, number, group)
-        else:
-            bench.manager(group=group).restore(tracked)
         stage = digests(tracked)
-        saved = bench.manager(group=group).save(tracked, meta(at, generation=at))
+        saved = manager.save(tracked, meta(at, generation=at))
+        manager.snapshot(tracked, meta(2 * at, generation=at))  # newer than what is on disk, with the same bits
         step(tracked, lies, 3, group)  # a restored state goes on
-        told.append({"at": at, "digests": stage, "saved": saved.saved, "reason": saved.reason})
+        told.append({"at": at, "digests": stage, "saved": saved.saved, "reason": saved.reason, "tier": restored.tier})
         group.leave()
     print(json.dumps(told), flush=True)
     exit_now(0)

@@ -28,7 +28,7 @@ LAYERS = (  # Lowest first. A module may import its own layer and every one abov
     },
     {"checkpoint", "data", "rendezvous", "metrics"},
     {"distributed", "session"},
-    {"loop", "launch", "history"},
+    {"loop", "launch", "history", "observe"},
     {"worker", "cli", "local", "demo", "__main__"},
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
@@ -72,7 +72,7 @@ LIGHT = {  # Must load without torch. A package stands for all its modules, "" f
         "metrics",
     ),
     *("cli", "checkpoint.layout", "checkpoint.policy", "rendezvous.machine", "rendezvous.model", "rendezvous.plugin"),
-    "rendezvous.lease_keeper",
+    *("rendezvous.lease_keeper", "observe"),
 }
 MOST_LINES_OF_A_FILE = 350
 MOST_LINES_OF_A_FUNCTION = 60

@@ -31,7 +31,9 @@ def test_while_waiting_for_others(tmp_path, etcd):
         assert node.log.read_text().rstrip().splitlines()[-1] == "left on SIGTERM; please requeue"
 
 
-@pytest.mark.parametrize("moments", [(WorldFormed,), (WorkerStarted, GroupReady)])
+@pytest.mark.parametrize(
+    "moments", [pytest.param((WorldFormed,), marks=pytest.mark.exhaustive), (WorkerStarted, GroupReady)]
+)
 def test_while_workers_are_being_started(moments, tmp_path, etcd):
     """The worker takes part in a step, saves and ends; a second signal ends it at once. Nothing is left behind."""
     with cluster(tmp_path, etcd.endpoint, steps=5000) as run:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from elastic.events import (
     CheckpointFailed,
     Fencing,
     NodesAwaited,
+    Record,
     RoundOpened,
     StepCommitted,
     WorldFormed,
@@ -54,7 +56,7 @@ def formed_since(run: Cluster, since: int) -> dict[int, tuple[str, ...]]:
     return {r.generation: r.event.nodes for r in records if isinstance(r.event, WorldFormed)}
 
 
-def assert_one_side_goes_on(run: Cluster, *, since: int, sides: list[set[str]], size: int) -> None:
+def assert_one_side_goes_on(run: Cluster, *, since: int, sides: list[set[str]], size: int) -> Record:
     """A round within 10 s, a world of one side only, at most 3 generations until it trains."""
     opened = run.wait(lambda r: isinstance(r.event, RoundOpened), what="a round", limit_s=10, since=since)
     step = run.wait_step(1, world_size=size, limit_s=120, since=since)
@@ -62,16 +64,18 @@ def assert_one_side_goes_on(run: Cluster, *, since: int, sides: list[set[str]], 
     assert opened.generation < step.generation
     assert len(worlds) <= 3, worlds
     assert set(worlds[step.generation]) in sides
+    return step
 
 
 def test_half_cut_with_etcd_in_reach_of_all(tmp_path: Path, net: Net, endpoint: str) -> None:
     with cluster(tmp_path, endpoint, steps=STEPS) as run:
         start(run, net, "abcd")
-        before = run.now()
+        before, cut_s = run.now(), time.time()
         net.cut("ab", "cd")
         assert net.dropped("a", "d")
         assert not net.dropped("a", "etcd")
-        assert_one_side_goes_on(run, since=before, sides=[{"a", "b"}, {"c", "d"}], size=2)
+        step = assert_one_side_goes_on(run, since=before, sides=[{"a", "b"}, {"c", "d"}], size=2)
+        assert step.time_s - cut_s <= 10, "one side trains within 10 s"
         run.wait_step(200, world_size=2, since=before)
         assert len(formed_since(run, before)) <= 3, "who cannot reach the others does not disturb them"
 

@@ -42,7 +42,7 @@ def test_exact_numerics_give_the_same_bits_with_dealt_out_parameters(size, alone
         assert found == alone_with_parts
 
 
-@pytest.mark.parametrize("size", [5, *(pytest.param(size, marks=pytest.mark.exhaustive) for size in (2, 3, 4))])
+@pytest.mark.parametrize("size", [3, *(pytest.param(size, marks=pytest.mark.exhaustive) for size in (2, 4, 5))])
 def test_plain_losses_differ_by_rounding_only(size, tmp_path):
     """Uneven shares, a ragged batch, accumulation, dropout, in double precision: 40 steps."""
     alone = train(Alone(), dropout=0.2).losses

@@ -82,6 +82,7 @@ def test_a_death_while_fetching_costs_only_what_was_not_saved(undisturbed, tmp_p
     assert (found.steps, found.samples, found.recomputed_steps, found.recomputed_samples) == (40, 4000, 3, 300)
 
 
+@pytest.mark.exhaustive
 def test_another_batch_size_after_a_death_uses_every_sample_once(tmp_path):
     first = ("--training.global_batch_size=64", "--training.micro_batch_size=7", "--training.steps=30")
     assert start(*DYING, *first, "--job.options.lives=1000", save_path=tmp_path) == -signal.SIGKILL

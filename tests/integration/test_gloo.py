@@ -73,7 +73,10 @@ def test_three_processes_train_as_one(tmp_path):
         assert torch.allclose(torch.tensor(found["parameters"]).double(), expected.parameters, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("role", ["sum", "gather", "broadcast", "sharded steps"])
+@pytest.mark.parametrize(
+    "role",
+    ["sum", *(pytest.param(each, marks=pytest.mark.exhaustive) for each in ("gather", "broadcast")), "sharded steps"],
+)
 def test_a_peer_killed_in_a_collective_is_a_lost_peer(role, tmp_path):
     survivor, victim = start(role, 2, tmp_path)
     for process in (survivor, victim):

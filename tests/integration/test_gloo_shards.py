@@ -1,6 +1,7 @@
 """Real processes with dealt out parameters: what one world saves any other restores bit by bit, and goes on from."""
 
 import datetime
+import itertools
 import json
 import os
 import subprocess
@@ -21,8 +22,29 @@ for _size in (1, 2, 3, 5, 8):
     ALL += [(_size, "fsdp2"), (4, "fsdp2"), (_size, "replicate"), (4, "fsdp2"), (_size, "fsdp2"), (4, "replicate")]
 
 
+ONE_LESS = [(3, "fsdp2"), (2, "fsdp2"), (1, "replicate"), (2, "fsdp2"), (2, "replicate"), (3, "fsdp2"), (3, "fsdp2")]
+"""No world lacks more than one node of the one before: memory has everything."""
+OFTEN = [(size, "fsdp2") for size in (2, 3, 4, 5, 6, 7, 8, 7, 6, 5, 4, 3, 2, 8, 7, 4, 4, 3, 5, 4, 2, 2, 6, 5)]
+
+
 @pytest.mark.parametrize("plan", [QUICK, pytest.param(ALL, marks=pytest.mark.exhaustive)], ids=["quick", "all"])
 def test_any_world_restores_what_any_other_saved(plan, tmp_path):
+    stages = live(plan, tmp_path)
+    assert {stage["tier"] for stage in stages if stage["at"] > 1} == {"disk"}
+
+
+@pytest.mark.parametrize("plan", [ONE_LESS, pytest.param(OFTEN, marks=pytest.mark.exhaustive)], ids=["quick", "often"])
+def test_the_same_from_memory_where_no_more_than_one_node_is_lost_at_a_time(plan, tmp_path):
+    stages = live(plan, tmp_path, SHARDS_MEMORY=str(tmp_path / "memory"))
+    known = itertools.pairwise(plan)
+    lost = {at for at, ((before, _), (size, _)) in enumerate(known, start=2) if size < before - 1}
+    for stage in stages:
+        if stage["at"] > 1:
+            assert stage["tier"] == ("disk" if stage["at"] in lost else "memory"), stage["at"]
+
+
+def live(plan, tmp_path, **more):
+    """Every stage of every rank: all have the same bits, and what is on disk is what the format says."""
     ranks = max(size for size, _ in plan)
     store = dist.TCPStore(
         "127.0.0.1", 0, is_master=True, timeout=datetime.timedelta(seconds=60), wait_for_workers=False
@@ -37,6 +59,7 @@ def test_any_world_restores_what_any_other_saved(plan, tmp_path):
         "GLOO_SOCKET_IFNAME": "lo",
         "SHARDS_PLAN": json.dumps(plan),
         "SHARDS_ROOT": str(tmp_path / "root"),
+        **more,
     }
     processes = [
         subprocess.Popen(
@@ -76,3 +99,4 @@ def test_any_world_restores_what_any_other_saved(plan, tmp_path):
                 "masters.main_param.blocks.1.wide.weight",
             ):
                 assert (facts[name]["axis_fragmentations"][0] > 1) == dealt, (at, name)
+    return stages

@@ -19,7 +19,7 @@ LEAST_S = 2.0
 @pytest.mark.parametrize(
     ("target", "doing", "frame"),
     [
-        ("holds_the_lock", "step", "in loss"),
+        pytest.param("holds_the_lock", "step", "in loss", marks=pytest.mark.exhaustive),
         pytest.param("stuck_data", "data", "in __getitem__", marks=pytest.mark.exhaustive),
     ],
 )

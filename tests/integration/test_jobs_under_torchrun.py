@@ -65,7 +65,7 @@ def test_own_loop_and_job_on_two_nodes_are_the_same(tmp_path, etcd):
     assert losses[0] == losses[1]
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "directory"])
+@pytest.mark.parametrize("kind", ["jsonl", pytest.param("directory", marks=pytest.mark.exhaustive)])
 def test_the_users_own_text(kind, tmp_path, etcd):
     text = tmp_path / "text.jsonl"
     if kind == "jsonl":  # as MiniMind's pretraining data

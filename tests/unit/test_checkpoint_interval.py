@@ -24,7 +24,8 @@ from elastic.checkpoint.policy import save_due
 from elastic.checkpoint.seams import AloneGroup
 from elastic.cli import main
 from elastic.clock import ManualClock
-from elastic.config.model import CheckpointSettings, SaveInterval
+from elastic.config.choices import SaveInterval
+from elastic.config.model import CheckpointSettings
 from elastic.events import Cause, CheckpointSaved, Record, Recovered, Restored, StepCommitted, WorldFormed, encode
 from elastic.session.pacing import Pacer
 from tests.harness.checkpoints import Bench, make_run, meta

@@ -8,7 +8,7 @@ import shutil
 from elastic.checkpoint.places import find_places, number
 from elastic.checkpoint.storage import PosixStorage
 from elastic.clock import ManualClock
-from elastic.config.model import PathScope
+from elastic.config.choices import PathScope
 from tests.harness.ranks import run_ranks
 
 

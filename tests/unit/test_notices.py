@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from elastic.clock import SYSTEM_CLOCK
-from elastic.config.model import Notices
+from elastic.config.choices import Notices
 from elastic.launch.notices import ADDRESSES, NoticeWatch, told_by_aws, told_by_gcp
 from tests.harness.metadata import Metadata
 

@@ -9,6 +9,8 @@ import torch
 
 from elastic.checkpoint.memory import MemoryTier, Places
 from elastic.checkpoint.room import Room
+from elastic.checkpoint.seams import AloneGroup
+from elastic.errors import PeerLost
 from tests.harness.checkpoints import Bench, make_run, meta, same
 from tests.harness.ranks import TensorGroup, run_tensor_ranks
 
@@ -139,3 +141,29 @@ def test_a_copy_of_just_that_step_in_the_nodes_memory_is_nearer_than_a_peer(tmp_
     found = run_tensor_ranks(2, rank)
     assert [restored.tier for restored, _ in found] == ["process", "memory"]
     assert all(same(run, make_run().step(9)) for _, run in found)
+
+
+def test_copies_in_memory_go_on_after_a_peer_was_lost_while_a_save_began(tmp_path):
+    """Else the arena that the save was to be written from would be taken for good."""
+    bench = Bench(tmp_path / "root")
+    paths = tuple(str(tmp_path / name) for name in "ab")
+    for path in paths:
+        Path(path).touch()
+    tier = MemoryTier(Places(own=paths), room=lambda: Room(available_bytes=1 << 40, cgroup_bytes=None))
+    run, lost = make_run().step(3), []
+
+    class Broken(AloneGroup):
+        def broadcast(self, value):
+            lost.append(value)
+            raise PeerLost("a peer went away")
+
+    manager = bench.manager(group=Broken(), generation=1, tier=tier, memory_every_steps=1)
+    with pytest.raises(PeerLost):
+        manager.save(run.tracked, meta(3, generation=1))
+    assert lost
+    manager.serve(manager._identity, group=AloneGroup(), committer=bench.committer, generation=2)
+    for at in (4, 5, 6):
+        run.step()
+        manager.snapshot(run.tracked, meta(at, generation=2))
+        assert max(held.manifest.iteration for held in tier.held()) == at
+    manager.close()

@@ -1,0 +1,1 @@
+"""Observe: a run seen through its records: status, words for events, time by state, recoveries, the report."""
