@@ -132,8 +132,8 @@ class Host:
         names = [f"node{number}" for number in range(first, first + count)]
         self.agents = [Agent(self.store, node=node, options=self.options, host=self) for node in names]
         self._leases: list[int] = []
-        # In reality each agent has a process of its own: others' objects are no load on its collector.
-        gc.freeze()
+        # In reality each agent has a process of its own: thousands of others' objects are no load on its collector.
+        gc.disable()
         self._bare_watches: list[EtcdWatch] = []
 
     def arrived(self, generation: int, reason: str) -> None:
