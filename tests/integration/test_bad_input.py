@@ -123,6 +123,7 @@ def test_empty_corpus(tmp_path: Path, etcd: EtcdServer) -> None:
     assert_clear(done, 64, "empty.txt")
 
 
+@pytest.mark.exhaustive
 def test_the_same_exception_twice_ends_the_job(tmp_path: Path, etcd: EtcdServer) -> None:
     broken = {"ELASTIC__JOB__TARGET": "tests.harness.small_job:always_fails"}
     with cluster(tmp_path, etcd.endpoint, steps=5, **broken) as run:
