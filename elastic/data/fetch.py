@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
@@ -105,15 +106,32 @@ def reseed(seed: int) -> None:
     np.random.seed(seed & 0xFFFFFFFF)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Generators:
+    """Where Python's, torch's and numpy's generators stood; not a GPU's."""
+
+    python: tuple[Any, ...]
+    tensor: torch.Tensor
+    """torch's."""
+    numpy: Any
+
+    @classmethod
+    def now(cls) -> Generators:
+        """Where they stand."""
+        return cls(python=random.getstate(), tensor=torch.default_generator.get_state(), numpy=np.random.get_state())
+
+    def put_back(self) -> None:
+        """Let them stand there again."""
+        random.setstate(self.python)
+        torch.default_generator.set_state(self.tensor)
+        np.random.set_state(self.numpy)
+
+
 @contextmanager
 def own_randomness() -> Iterator[None]:
     """What is drawn inside leaves the caller's generators as they were."""
-    torch_state = torch.default_generator.get_state()
-    python_state = random.getstate()
-    numpy_state = np.random.get_state()
+    generators = Generators.now()
     try:
         yield
     finally:
-        torch.default_generator.set_state(torch_state)
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
+        generators.put_back()

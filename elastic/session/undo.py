@@ -6,14 +6,13 @@ statistics) change in each forward pass, and generators with each draw; those of
 
 from __future__ import annotations
 
-import random
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from elastic.data.fetch import Generators
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,30 +20,18 @@ class Before:
     """As it was before a step."""
 
     buffers: tuple[tuple[Tensor, Tensor], ...]
-    python: tuple[Any, ...]
-    generator: Tensor
-    numpy: Any
-    """None where numpy is not in use."""
+    generators: Generators
 
     @torch.no_grad()
     def put_back(self) -> None:
         """Be there again."""
         for buffer, value in self.buffers:
             buffer.copy_(value)
-        random.setstate(self.python)
-        torch.set_rng_state(self.generator)
-        if self.numpy is not None:
-            sys.modules["numpy"].random.set_state(self.numpy)
+        self.generators.put_back()
 
 
 @torch.no_grad()
 def remember(models: Sequence[nn.Module]) -> Before:
     """Take what a step may change. Copies buffers, not parameters."""
     buffers = tuple((buffer, buffer.clone()) for model in models for buffer in model.buffers())
-    numpy = sys.modules.get("numpy")
-    return Before(
-        buffers=buffers,
-        python=random.getstate(),
-        generator=torch.get_rng_state(),
-        numpy=None if numpy is None else numpy.random.get_state(),
-    )
+    return Before(buffers=buffers, generators=Generators.now())
