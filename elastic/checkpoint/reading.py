@@ -81,11 +81,6 @@ def begin_iteration(
     return read
 
 
-def read_iteration(directory: str, manifest: Manifest, *, storage: Storage, weights_only: bool = False) -> Captured:
-    """All tensors of an iteration in memory of their own. Raises CheckpointDamaged."""
-    return begin_iteration(directory, manifest, storage=storage, weights_only=weights_only)({})
-
-
 def _tensors(
     directory: str, name: str, facts: FileFacts, entries: Sequence[TensorEntry] | None, live: Mapping[str, Tensor],
     storage: Storage,
