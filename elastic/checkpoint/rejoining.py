@@ -7,9 +7,9 @@ directly from a rank that has it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from elastic import events
 from elastic.checkpoint.arena import Held
@@ -46,12 +46,6 @@ class Kept:
         )
 
 
-class Giver(Protocol):
-    """Makes the images of this rank's state."""
-
-    def __call__(self) -> Sequence[Image]: ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class Rejoined:
     """How all ranks came to one state. `standing`: it, with what was committed before it."""
@@ -69,7 +63,12 @@ class Rejoining:
         """Whether what is tracked is what it was; not once another state is being put in its place."""
 
     def meet(
-        self, kept: Kept | None, tracked: Mapping[str, Any], *, held: Sequence[Held], images: Giver
+        self,
+        kept: Kept | None,
+        tracked: Mapping[str, Any],
+        *,
+        held: Sequence[Held],
+        images: Callable[[], Sequence[Image]],
     ) -> Rejoined | None:
         """Bring all ranks to the newest state that one of them has kept; None where no state may be gone on from.
 
@@ -112,7 +111,7 @@ class Rejoining:
 
     def _settle(
         self, choice: Choice, standing: Standing, kept: Kept | None, tracked: Mapping[str, Any],
-        held: Sequence[Held], images: Giver,
+        held: Sequence[Held], images: Callable[[], Sequence[Image]],
     ) -> Restored | str:  # fmt: skip
         """This rank's part: keep, give, take. Why it failed, where it did; nothing of the tracked was changed then."""
         rank = self._group.rank

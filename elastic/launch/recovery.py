@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from elastic.events import Cause, Recovered, Restored, StepCommitted
+from elastic.metrics.definitions import OTHER, PATHS
 
-RUNGS = ("rejoin", "refork", "reexec")
+RUNGS = PATHS[: PATHS.index(OTHER)]
 """How a worker came to its generation: it stayed, it was forked from a ready one, or it is a new Python."""
 
 
