@@ -27,8 +27,8 @@ from elastic.lifetime import adopting
 
 logger = logging.getLogger(__name__)
 
-LAUNCH_S = 1.0
-"""To start a process."""
+LAUNCH_S = 30.0
+"""To start a process. Loaded machines take seconds; who asks earlier than it is there would start a new Python."""
 END_S = 1.0
 """To end, for one that hung up."""
 READY_S = 60.0
@@ -228,8 +228,10 @@ class ReadyWorkers:
         """The thread: a zygote dies with the thread that started it, so this one lives as long as the agent."""
         deaths = 0
         while not (self._stopping.is_set() or self._refused):
-            zygote = self._launch()
-            self._launched.set()
+            try:
+                zygote = self._launch()
+            finally:
+                self._launched.set()
             pidfd = os.pidfd_open(zygote.process.pid)
             select.select([pidfd, self._stop.fd], [], [])
             os.close(pidfd)

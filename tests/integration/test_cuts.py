@@ -67,6 +67,7 @@ def assert_one_side_goes_on(run: Cluster, *, since: int, sides: list[set[str]], 
     return step
 
 
+@pytest.mark.exhaustive
 def test_half_cut_with_etcd_in_reach_of_all(tmp_path: Path, net: Net, endpoint: str) -> None:
     with cluster(tmp_path, endpoint, steps=STEPS) as run:
         start(run, net, "abcd")

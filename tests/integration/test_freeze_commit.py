@@ -21,8 +21,7 @@ from tests.harness.survival import cluster, durable, exact_account
 pytestmark = pytest.mark.integration
 
 STEPS = 150
-EXHAUSTIVE = pytest.mark.exhaustive
-OTHER_POINTS = [*(f"checkpoint.{point}" for point in (1, 2, 3, 4, 5, 6, 8)), "agent.commit"]
+POINTS = [*(f"checkpoint.{point}" for point in range(1, 9)), "agent.commit"]
 
 
 def frozen_at(run: Cluster, name: str, point: str) -> int:
@@ -92,6 +91,7 @@ def freeze_and_thaw(tmp_path: Path, etcd: EtcdServer, point: str) -> None:
         assert json.dumps(saved(run))
 
 
-@pytest.mark.parametrize("point", ["checkpoint.7", *(pytest.param(point, marks=EXHAUSTIVE) for point in OTHER_POINTS)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("point", POINTS)
 def test_frozen_between_each_pair_of_points(tmp_path: Path, etcd: EtcdServer, point: str) -> None:
     freeze_and_thaw(tmp_path, etcd, point)

@@ -28,7 +28,8 @@ def all_gone(pids: list[int], *, limit_s: float) -> bool:
     return all(came_to(pid, "", "Z", limit_s=max(0.0, until_s - time.monotonic())) for pid in pids)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_one_leaves_and_the_other_loses_nothing(tmp_path: Path, etcd: EtcdServer, number: signal.Signals) -> None:
     with cluster(tmp_path, etcd.endpoint, steps=400) as run:
         for name in ("a", "b"):
@@ -127,6 +128,7 @@ def late(tmp_path: Path, etcd: EtcdServer, late_s: float) -> None:
         assert len(generations) <= 1, "nobody was started again"
 
 
+@pytest.mark.exhaustive
 def test_ranks_that_finish_apart_do_not_fail_each_other(tmp_path: Path, etcd: EtcdServer) -> None:
     late(tmp_path, etcd, 4)
 

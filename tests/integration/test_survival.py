@@ -98,8 +98,9 @@ def test_worker_kill(tmp_path: Path, etcd: EtcdServer, undisturbed: dict[int, fl
         assert_same_losses(lineage_losses(records), undisturbed, first=max(restored_steps(records).values()) + 1)
 
 
-@pytest.mark.parametrize("rejoin", ["true", pytest.param("false", marks=pytest.mark.exhaustive)])
-@pytest.mark.parametrize("victim_rank", [0, pytest.param(2, marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("rejoin", ["true", "false"])
+@pytest.mark.parametrize("victim_rank", [0, 2])
 def test_node_kill(
     tmp_path: Path, etcd: EtcdServer, undisturbed: dict[int, float], victim_rank: int, rejoin: str
 ) -> None:

@@ -54,6 +54,29 @@ def own(tmp_path):
         each.stop()
 
 
+def test_a_start_lasts_until_there_is_a_zygote_however_slow_the_machine():
+    launching, may_go = threading.Event(), threading.Event()
+
+    class Slow(Ready):
+        def _launch(self):
+            launching.set()
+            assert may_go.wait(LIMIT_S)
+            return super()._launch()
+
+    made = Slow()
+    starting = threading.Thread(target=made.start)
+    starting.start()
+    try:
+        assert launching.wait(LIMIT_S)
+        starting.join(1.5)  # an outcome that must not come is the only one that takes a while to be seen
+        assert starting.is_alive()
+    finally:
+        may_go.set()
+        starting.join()
+        assert made.zygote
+        made.stop()
+
+
 WAIT = "import sys; print('up', flush=True); sys.stdin.read()"
 
 

@@ -1,6 +1,7 @@
 """A person's wish that a node leave: who hears of it, and what becomes of the key."""
 
 import dataclasses
+import queue
 
 import pytest
 
@@ -11,8 +12,8 @@ from elastic.rendezvous.keys import Keys
 from elastic.rendezvous.membership import AgentIdentity, first_member
 from elastic.rendezvous.memory import MemoryServer, MemoryStore
 from elastic.rendezvous.model import MemberState, member_to_json
-from tests.harness.store_contract import Heard
 
+LIMIT_S = 10.0
 KEYS = Keys.of(prefix="/jobs", job_id="j")
 
 
@@ -44,12 +45,12 @@ def here(store):
 
 @pytest.fixture
 def listen(store):
-    """Watch as an agent; what it hears."""
+    """Watch as an agent; what it hears, in a queue."""
     watches = []
 
     def listen(agent):
-        heard = []
-        watches.append(DrainWatch(store, keys=KEYS, agent=agent, on_drain=heard.append))
+        heard = queue.SimpleQueue()
+        watches.append(DrainWatch(store, keys=KEYS, agent=agent, on_drain=heard.put))
         watches[-1].start()
         return heard
 
@@ -62,15 +63,15 @@ def test_the_node_asked_hears_of_it_and_no_other(store, here, listen):
     here("1", "a"), here("2", "b")
     first, second = listen("1"), listen("2")
     assert drain(store, keys=KEYS, node="a", reason="new disk") == ("1",)
-    Heard().wait_for(lambda: first == ["new disk"])
-    assert second == []
+    assert first.get(timeout=LIMIT_S) == "new disk"
+    assert second.empty()
 
 
 def test_who_comes_to_watch_later_hears_of_it_too(store, here, listen):
     here("1", "a")
     drain(store, keys=KEYS, node="a", reason="new disk")
     heard = listen("1")
-    Heard().wait_for(lambda: heard == ["new disk"])
+    assert heard.get(timeout=LIMIT_S) == "new disk"
 
 
 def test_all_agents_of_a_node_are_asked_and_each_hears_once(store, here, listen):
@@ -78,7 +79,8 @@ def test_all_agents_of_a_node_are_asked_and_each_hears_once(store, here, listen)
     heard = [listen("1"), listen("2")]
     for reason in ("first", "again"):
         assert drain(store, keys=KEYS, node="a", reason=reason) == ("1", "2")
-    Heard().wait_for(lambda: heard == [["first"], ["first"]])
+    assert [each.get(timeout=LIMIT_S) for each in heard] == ["first", "first"]
+    assert all(each.empty() for each in heard)
 
 
 def test_the_wish_is_gone_with_the_agent_so_that_its_successor_stays(store, here, listen):
@@ -86,7 +88,7 @@ def test_the_wish_is_gone_with_the_agent_so_that_its_successor_stays(store, here
     drain(store, keys=KEYS, node="a", reason="new disk")
     store.revoke(lease)
     here("2", "a")
-    assert listen("2") == []
+    assert listen("2").empty()
     assert store.get(KEYS.drain("1")) is None
 
 
