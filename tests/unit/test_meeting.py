@@ -1,4 +1,4 @@
-"""A worker meets the others of its generation, and its agent says that the generation broke: at any moment, it is heard.
+"""A worker meets the others of its generation, and its agent says that it broke: that is heard at any moment.
 
 Real sockets, a real store and torch's own group in this process, of which the other member never comes.
 """
