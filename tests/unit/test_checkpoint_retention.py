@@ -7,6 +7,8 @@ import torch
 
 from elastic.checkpoint.layout import CommitRecord
 from elastic.checkpoint.policy import Signs, retention
+from elastic.checkpoint.root import claim
+from elastic.checkpoint.seams import AloneGroup
 from elastic.checkpoint.storage import PosixStorage
 from tests.harness.checkpoints import DEFAULTS, Bench, make_run, meta, same
 from tests.unit.test_checkpoint_policy import found
@@ -153,7 +155,8 @@ def test_a_writer_that_slept_after_its_commit_costs_nothing(tmp_path, monkeypatc
         storage = Sleeper(at, meanwhile)
         sleeper = bench.manager(save_max=1, generation=1, storage=storage)
         sleeper.restore(make_run().tracked)
-        sleeper._committer = Waking(bench.committer, storage)
+        waking = Waking(bench.committer, storage)
+        sleeper.serve(claim(str(bench.root), job_id="job"), group=AloneGroup(), committer=waking, generation=1)
         sleeper.save(make_run().step(30).tracked, meta(30))
         if not storage.slept:
             break
