@@ -93,8 +93,10 @@ class Arena:
         self._layout: _Layout | None = None
 
     def close(self) -> None:
-        """Let go of it; tensors and images that still point into it keep their part of the memory."""
-        os.close(self._fd)
+        """Let go of it, once or again; tensors and images that still point into it keep their part of the memory."""
+        fd, self._fd = self._fd, -1  # by then the number may be another file's
+        if fd >= 0:
+            os.close(fd)
         self._map = self._layout = None
 
     @property

@@ -141,7 +141,7 @@ class Bench:
     events: list[Event] = field(default_factory=list)
 
     def manager(
-        self, *, group=None, storage=None, job_id="job", generation=None, tier=None, **settings: Any
+        self, *, group=None, storage=None, job_id="job", generation=None, tier=None, clock=None, **settings: Any
     ) -> CheckpointManager:
         settings = {"save_path": str(self.root), **DEFAULTS, **settings}
         enable = settings.get("enable_save", True)
@@ -152,7 +152,7 @@ class Bench:
             committer=self.committer,
             emit=self.events.append,
             storage=storage or PosixStorage(),
-            clock=ManualClock(),
+            clock=clock or ManualClock(),
             generation=generation,
             tier=tier,
         )

@@ -15,12 +15,16 @@ from elastic.checkpoint import storage as module
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """A system call that changes or syncs something. `verb`: mkdir create write fsync rename link unlink mark."""
+    """A system call that changes or syncs something.
+
+    `verb`: mkdir create write cut fsync rename link unlink mark. `at`: where it writes to, or the length it cuts to.
+    """
 
     verb: str
     path: str
     target: str = ""
     data: bytes = b""
+    at: int = 0
 
 
 class Recorder:
@@ -29,6 +33,7 @@ class Recorder:
     def __init__(self, monkeypatch) -> None:
         self.calls: list[Call] = []
         self._paths: dict[int, str] = {}
+        self._places: dict[int, int] = {}
         self._rename_noreplace = module._rename_noreplace
         monkeypatch.setattr(module, "os", self)
         monkeypatch.setattr(module, "shutil", self)
@@ -47,15 +52,20 @@ class Recorder:
 
     def open(self, path, flags, mode=0o777):
         fd = os.open(path, flags, mode)
-        self._paths[fd] = path
+        self._paths[fd], self._places[fd] = path, 0
         if flags & os.O_CREAT:
             self.calls.append(Call(verb="create", path=path))
         return fd
 
     def write(self, fd, data):
         count = os.write(fd, data)
-        self.calls.append(Call(verb="write", path=self._paths[fd], data=bytes(data[:count])))
+        self.calls.append(Call(verb="write", path=self._paths[fd], data=bytes(data[:count]), at=self._places[fd]))
+        self._places[fd] += count
         return count
+
+    def ftruncate(self, fd, length):
+        os.ftruncate(fd, length)
+        self.calls.append(Call(verb="cut", path=self._paths[fd], at=length))
 
     def fsync(self, fd):
         os.fsync(fd)
@@ -130,7 +140,7 @@ class Disk:
         self.tree = _read(root)
 
     def replay(self, call: Call) -> None:
-        """Do what the call did. All renames of the storage stay within one directory, and that is asserted."""
+        """Do what the call did. A rename from one directory to another is a change of each, and either may be lost."""
         if call.verb == "mark":
             return
         head, name = os.path.split(call.path)
@@ -148,14 +158,21 @@ class Disk:
             case "create":
                 parent.change((name, File()))
             case "write":
-                parent.now[name].content += call.data
+                content = parent.now[name].content
+                parent.now[name].content = content[: call.at] + call.data + content[call.at + len(call.data) :]
+            case "cut":
+                parent.now[name].content = parent.now[name].content[: call.at]
             case "unlink":
                 parent.change((name, None))
             case "rename" | "link":
                 target_head, target = os.path.split(call.target)
-                assert target_head == head
                 gone = [(name, None)] if call.verb == "rename" else []
-                parent.change(*gone, (target, parent.now[name]))
+                node = parent.now[name]
+                if target_head == head:
+                    parent.change(*gone, (target, node))
+                else:
+                    parent.change(*gone)
+                    self._find(target_head).change((target, node))
             case other:
                 raise AssertionError(other)
 
@@ -221,6 +238,11 @@ def endings(seeds: Iterable[int]) -> dict[str, dict[str, Callable]]:
         dice = random.Random(seed)
         ways[f"mixture {seed}"] = {
             "names": lambda dice=dice: dice.random() < 0.5,
-            "data": lambda file, dice=dice: file.content[: dice.randrange(len(file.content) + 1)],
+            "data": lambda file, dice=dice: _torn(file, dice.randrange(len(file.content) + 1)),
         }
     return ways
+
+
+def _torn(file: File, at: int) -> bytes:
+    """New up to there; behind it what was there before, if anything was."""
+    return file.content[:at] + (file.synced or b"")[at:]

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from elastic.checkpoint.layout import CommitRecord
+from elastic.checkpoint.memory import MemoryTier
 from elastic.checkpoint.seams import CommitVerdict
 from elastic.checkpoint.storage import PosixStorage
 from tests.harness.checkpoints import Bench, RecordCommitter, make_run, meta
@@ -46,8 +47,17 @@ def in_child(work) -> int:
     return pid
 
 
-def save_for_ever(bench: Bench, *, generation: int, storage=None, limit=1000, saved=lambda: None) -> None:
-    """Restore, then train and save every step; `saved` is called after each."""
+def save_for_ever(
+    bench: Bench, *, generation: int, storage=None, limit=1000, saved=lambda: None, beside: bool = False
+) -> None:
+    """Restore, then train and save every step; `saved` is called after each.
+
+    `beside`: training goes on while a thread writes, from a copy in memory as an agent keeps it; the next save begins
+    when the one before has ended.
+    """
+    if beside:
+        _save_beside(bench, generation, storage, limit, saved)
+        return
     run = make_run(seed=1)
     manager = bench.manager(storage=storage, save_max=2, generation=generation)
     run.steps = manager.restore(run.tracked).iteration
@@ -55,6 +65,22 @@ def save_for_ever(bench: Bench, *, generation: int, storage=None, limit=1000, sa
         run.step()
         assert manager.save(run.tracked, meta(iteration, generation=generation)).saved
         saved()
+
+
+def _save_beside(bench: Bench, generation: int, storage, limit: int, saved) -> None:
+    run, ended = make_run(seed=1), 0
+    manager = bench.manager(
+        storage=storage, save_max=2, generation=generation, save_mode="async", save_overlap="skip", tier=MemoryTier()
+    )
+    run.steps = manager.restore(run.tracked).iteration
+    while ended < limit:
+        run.step()
+        result = manager.advance(all_ready=manager.ready)
+        if result is not None:
+            assert result.saved
+            ended += 1
+            saved()
+        manager.save(run.tracked, meta(run.steps, generation=generation), wait=False)
 
 
 if __name__ == "__main__":

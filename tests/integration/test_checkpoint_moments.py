@@ -91,8 +91,16 @@ class Job:
         self.generation += 1
 
 
+LONG = pytest.mark.exhaustive
+BESIDE = [
+    pytest.param(False, id="training waits"),
+    pytest.param(True, id="training goes on", marks=LONG),
+]
+
+
+@pytest.mark.parametrize("beside", BESIDE)
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_killed_five_times_at_each_numbered_point(tmp_path, after):
+def test_killed_five_times_at_each_numbered_point(tmp_path, after, beside):
     job = Job(tmp_path)
     while job.reached == 0:  # the first iteration, so that what follows happens to a run under way
         in_child(lambda: save_for_ever(job.bench, generation=1, limit=2))
@@ -102,7 +110,9 @@ def test_killed_five_times_at_each_numbered_point(tmp_path, after):
     for at in range(OPERATIONS_OF_A_SAVE):
         for _ in range(5):
             storage = Deadly(at, after=after)
-            pid = in_child(lambda s=storage: save_for_ever(job.bench, generation=job.generation, storage=s))
+            pid = in_child(
+                lambda s=storage: save_for_ever(job.bench, generation=job.generation, storage=s, beside=beside)
+            )
             _, status = os.waitpid(pid, 0)
             assert os.WTERMSIG(status) == signal.SIGKILL
             kills += 1
@@ -112,14 +122,16 @@ def test_killed_five_times_at_each_numbered_point(tmp_path, after):
     assert job.reached > 5 * 3
 
 
-@pytest.mark.parametrize("times", [15, pytest.param(200, marks=pytest.mark.exhaustive)])
-def test_killed_at_random_moments(tmp_path, times):
+@pytest.mark.parametrize(
+    ("times", "beside"), [(15, True), pytest.param(200, False, marks=LONG), pytest.param(200, True, marks=LONG)]
+)
+def test_killed_at_random_moments(tmp_path, times, beside):
     job, dice, kills, heard = Job(tmp_path), random.Random(7), 0, 0
     for _ in range(times):
         read, write = os.pipe()
 
         def work(write=write):
-            save_for_ever(job.bench, generation=job.generation, saved=lambda: os.write(write, b"."))
+            save_for_ever(job.bench, generation=job.generation, saved=lambda: os.write(write, b"."), beside=beside)
 
         pid = in_child(work)
         os.close(write)

@@ -124,6 +124,15 @@ def test_the_next_process_finds_them_and_writes_over_the_older(tier, places):
     again.close()
 
 
+def test_closed_twice_it_closes_nothing_else(tier, places, tmp_path):
+    take(tier, 1)
+    tier.close()
+    with open(tmp_path / "another", "wb") as file:  # takes the number that became free
+        tier.close()
+        file.write(b"still open")
+    assert (tmp_path / "another").read_bytes() == b"still open"
+
+
 def test_a_neighbour_sees_them(tier, places, tmp_path):
     take(tier, 4)
     for name in ("c", "d"):

@@ -135,8 +135,7 @@ def test_a_node_that_sees_files_late_waits_for_them(bench, seconds, expected):
     late = Late(clocks[1], seconds, "iteration_00000020")
 
     def work(group):
-        manager = bench.manager(group=group, storage=late if group.rank else PosixStorage())
-        manager._clock = clocks[group.rank]
+        manager = bench.manager(group=group, storage=late if group.rank else None, clock=clocks[group.rank])
         return manager.restore(others[group.rank].tracked).iteration
 
     assert run_ranks(2, work) == [expected, expected]
@@ -150,10 +149,8 @@ def test_rank_0_waits_for_what_others_wrote(bench):
     run = make_run().step()
 
     def work(group):
-        manager = bench.manager(group=group, storage=PosixStorage() if group.rank else late)
-        if group.rank == 0:
-            manager._clock = clock
-        return manager.save(run.tracked, meta(10))
+        seen = {} if group.rank else {"storage": late, "clock": clock}
+        return bench.manager(group=group, **seen).save(run.tracked, meta(10))
 
     results = run_ranks(2, work)
     assert all(result.saved for result in results)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import resource
 import struct
 import subprocess
 import sys
@@ -30,9 +32,33 @@ from tests.harness.checkpoints import Bench, NoRecord, make_run, meta
 many = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
+MORE_BYTES = 64 << 20
+"""What a parser may take beyond what the process has. The largest text here is one of 0.6 MB."""
+
+
 @pytest.fixture(autouse=True)
 def _one_thread():
     torch.set_num_threads(1)
+
+
+@contextlib.contextmanager
+def little_memory():
+    """Whatever takes memory for a mere claim meets an error that no test here takes for an answer."""
+    before, hard = resource.getrlimit(resource.RLIMIT_AS)
+    with open("/proc/self/statm") as file:
+        now_bytes = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (now_bytes + MORE_BYTES, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (before, hard))
+
+
+def test_the_limit_is_there():
+    with pytest.raises(MemoryError), little_memory():
+        bytearray(2 * MORE_BYTES)
+    with pytest.raises(RuntimeError, match="allocate memory"), little_memory():
+        torch.empty(2 * MORE_BYTES, dtype=torch.uint8)
 
 
 numbers = st.one_of(
@@ -74,9 +100,12 @@ def spoilt(plain):
 def outcome(function, *args, kind=ValueError, **named):
     """What it gives, or None and the message of its error; any other error is the test's failure."""
     try:
-        return function(*args, **named), ""
+        with little_memory():
+            return function(*args, **named), ""
     except kind as error:
-        return None, str(error)
+        told = str(error)
+    assert "allocate memory" not in told, "torch says so where it met the limit"
+    return None, told
 
 
 def text_of(plain):

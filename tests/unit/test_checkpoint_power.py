@@ -7,8 +7,10 @@ import os
 import pytest
 import torch
 
+from elastic.checkpoint import keeping, storage, writing
+from elastic.checkpoint.memory import MemoryTier
 from elastic.checkpoint.storage import PosixStorage
-from tests.harness.checkpoints import Bench, NoRecord, RecordCommitter, make_run, meta, same
+from tests.harness.checkpoints import DEFAULTS, Bench, NoRecord, RecordCommitter, make_run, meta, same
 from tests.harness.power import Call, Disk, Recorder, endings, lay_out
 
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -19,10 +21,10 @@ def _one_thread():
     torch.set_num_threads(1)
 
 
-def record_saves(bench, monkeypatch, *, iterations, save_max, generation):
+def record_saves(bench, monkeypatch, *, iterations, save_max, generation, tier=None):
     """The calls of saves in a row, with a mark for each commit; and the disk as it was before them."""
     run = make_run()
-    manager = bench.manager(save_max=save_max, generation=generation)
+    manager = bench.manager(save_max=save_max, generation=generation, tier=tier)
     run.steps = manager.restore(run.tracked).iteration
     disk = Disk(bench.root)
     with monkeypatch.context() as patch:
@@ -41,14 +43,46 @@ def record_saves(bench, monkeypatch, *, iterations, save_max, generation):
     return disk, recorder.calls
 
 
-@pytest.mark.parametrize("seeds", [range(1), pytest.param(range(1, 12), marks=pytest.mark.exhaustive)])
+LONG = pytest.mark.exhaustive
+
+
+@pytest.mark.parametrize(
+    ("mode", "seeds"),
+    [
+        ("sync", range(1)),
+        pytest.param("sync", range(1, 12), marks=LONG),
+        pytest.param("async", range(3), marks=LONG),
+    ],
+)
 @pytest.mark.parametrize("committer", [RecordCommitter, NoRecord])
-def test_after_a_power_cut_at_any_call_every_load_succeeds(tmp_path, monkeypatch, committer, seeds):
+def test_after_a_power_cut_at_any_call_every_load_succeeds(tmp_path, monkeypatch, committer, mode, seeds):
+    monkeypatch.setitem(DEFAULTS, "save_mode", mode)
+    calls, reached = cut_everywhere(tmp_path, monkeypatch, committer, seeds=seeds, iterations=(11, 12))
+    assert any(call.verb == "unlink" for call in calls), "nothing was deleted: retention was not part of it"
+    assert reached == {10, 11, 12}
+
+
+@LONG
+@pytest.mark.parametrize("committer", [RecordCommitter, NoRecord])
+def test_the_same_where_saves_write_over_files_that_were_given_up(tmp_path, monkeypatch, committer):
+    for module in (keeping, storage, writing):
+        monkeypatch.setattr(module, "LARGE_BYTES", 64)  # every shard is a large one
+    tier = MemoryTier()  # from memory in pages: what lies on the heap is written to new files
+    calls, reached = cut_everywhere(
+        tmp_path, monkeypatch, committer, seeds=range(3), iterations=(11, 12, 13, 14, 15), tier=tier
+    )
+    tier.close()
+    over = [call for call in calls if call.verb == "rename" and "/.spare-" in call.path and "/.tmp-" in call.target]
+    assert len(over) >= 4, "no save wrote over a file that was given up"
+    assert reached == set(range(10, 16))
+
+
+def cut_everywhere(tmp_path, monkeypatch, committer, *, seeds, iterations, tier=None):
+    """Save, record, cut the power behind each call in several ways, restore: what all that gave."""
     bench = Bench(tmp_path / "root", committer=committer())
     bench.manager().save(make_run().step(10).tracked, meta(10))
-    first = bench.committer.kept
-    truth = {10: make_run().step(10), 11: make_run().step(11), 12: make_run().step(12)}
-    kept = {10: first}
+    kept = {10: bench.committer.kept}
+    truth = {each: make_run().step(each) for each in (10, *iterations)}
     commit = bench.committer.commit
 
     def keeping(record):
@@ -56,8 +90,7 @@ def test_after_a_power_cut_at_any_call_every_load_succeeds(tmp_path, monkeypatch
         return commit(record)
 
     monkeypatch.setattr(bench.committer, "commit", keeping)
-    disk, calls = record_saves(bench, monkeypatch, iterations=(11, 12), save_max=1, generation=2)
-    assert any(call.verb == "unlink" for call in calls), "nothing was deleted: retention was not part of it"
+    disk, calls = record_saves(bench, monkeypatch, iterations=iterations, save_max=1, generation=2, tier=tier)
     committed, reached = 10, set()
     tried: set[int] = set()
     for upto in range(len(calls) + 1):
@@ -79,8 +112,8 @@ def test_after_a_power_cut_at_any_call_every_load_succeeds(tmp_path, monkeypatch
             assert iteration >= committed, what
             assert same(other, truth[iteration]), what
             reached.add(iteration)
-    assert reached == {10, 11, 12}
     assert len(tried) > 50
+    return calls, reached
 
 
 def assert_order(calls, root):

@@ -7,8 +7,10 @@ import torch
 
 from elastic.checkpoint.layout import CommitRecord
 from elastic.checkpoint.policy import Signs, retention
+from elastic.checkpoint.root import claim
+from elastic.checkpoint.seams import AloneGroup
 from elastic.checkpoint.storage import PosixStorage
-from tests.harness.checkpoints import Bench, make_run, meta, same
+from tests.harness.checkpoints import DEFAULTS, Bench, make_run, meta, same
 from tests.unit.test_checkpoint_policy import found
 
 
@@ -124,10 +126,16 @@ class Waking:
         return None  # the worst case: the sleeper looked just before it fell asleep
 
 
-@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.exhaustive)])
+LONG = pytest.mark.exhaustive
+
+
+@pytest.mark.parametrize(
+    ("every", "mode"), [(5, "sync"), pytest.param(1, "sync", marks=LONG), pytest.param(1, "async", marks=LONG)]
+)
 @pytest.mark.parametrize("again", [False, True], ids=["goes on", "goes back"])
-def test_a_writer_that_slept_after_its_commit_costs_nothing(tmp_path, again, every):
+def test_a_writer_that_slept_after_its_commit_costs_nothing(tmp_path, monkeypatch, again, every, mode):
     """At every operation after its commit: others go on, commit and make room; then it wakes up and deletes."""
+    monkeypatch.setitem(DEFAULTS, "save_mode", mode)
     slept = at = 0
     while True:
         bench = Bench(tmp_path / f"root{at}")
@@ -147,7 +155,8 @@ def test_a_writer_that_slept_after_its_commit_costs_nothing(tmp_path, again, eve
         storage = Sleeper(at, meanwhile)
         sleeper = bench.manager(save_max=1, generation=1, storage=storage)
         sleeper.restore(make_run().tracked)
-        sleeper._committer = Waking(bench.committer, storage)
+        waking = Waking(bench.committer, storage)
+        sleeper.serve(claim(str(bench.root), job_id="job"), group=AloneGroup(), committer=waking, generation=1)
         sleeper.save(make_run().step(30).tracked, meta(30))
         if not storage.slept:
             break

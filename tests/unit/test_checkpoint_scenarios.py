@@ -47,13 +47,14 @@ class Start:
         self.identity = claim(self.settings.save_path, job_id=None)
         self.runs = []
 
-    def manager(self, group):
+    def manager(self, group, storage=None):
         return CheckpointManager(
             self.settings,
             identity=self.identity,
             group=group,
             committer=self.committer,
             emit=lambda event: None,
+            storage=storage,
             clock=ManualClock(),
         )
 
@@ -164,8 +165,7 @@ def test_scenario_d_reads_each_byte_once(world_size):
     others = [make_run(seed=50 + rank) for rank in range(world_size)]
 
     def work(group):
-        manager = start.manager(group)
-        manager._storage = storages[group.rank]
+        manager = start.manager(group, storages[group.rank])
         return manager.restore(others[group.rank].tracked).iteration
 
     assert run_ranks(world_size, work) == [1000] * world_size
@@ -205,9 +205,7 @@ def test_balanced_loading_falls_back_with_all_ranks(spoil):
     others = [make_run(seed=50 + rank) for rank in range(3)]
 
     def work(group):
-        manager = start.manager(group)
-        if group.rank == 1:
-            manager._storage = Odd()
+        manager = start.manager(group, Odd() if group.rank == 1 else None)
         if spoil == "remove" and group.rank == 0:
             path.unlink()
         return manager.restore(others[group.rank].tracked).iteration

@@ -15,8 +15,10 @@ from torch import nn
 
 from elastic.cli import build_parser, main
 from elastic.errors import ExitCode
+from elastic.events import encode
 from tests.harness.awkward import make_awkward, train
 from tests.harness.checkpoints import Bench, NoRecord, make_run, meta
+from tests.unit.test_checkpoint_interval import records
 
 ROOT = Path(__file__).parents[2]
 
@@ -234,18 +236,39 @@ def test_export_refuses_what_the_form_cannot_hold_and_what_is_damaged(tmp_path, 
     assert not list(tmp_path.glob("out*"))
 
 
-def test_look_verify_compare_prune_and_export_without_torch(bench, tmp_path):
-    script = (
-        "import sys\nsys.modules['torch'] = sys.modules['safetensors'] = sys.modules['numpy'] = None\n"
-        "from elastic.cli import main\nroot, out = sys.argv[1:]\nplace = root + '/iteration_00000010'\n"
-        "codes = [main(['ckpt', *each]) for each in (['ls', root], ['show', root], ['verify', root],\n"
-        "  ['diff', root, place, '--contents'], ['export', root, out], ['prune', root, '--keep', '1', '--yes'])]\n"
-        "assert codes == [0, 0, 0, 1, 0, 0], codes"
-    )
-    command = [sys.executable, "-c", script, str(bench.root), str(tmp_path / "out")]
+WITHOUT_TORCH = """
+import contextlib, io, json, sys
+sys.modules["torch"] = sys.modules["safetensors"] = sys.modules["numpy"] = None  # to import one of them is an error
+from elastic.cli import main
+told = {}
+for line in json.loads(sys.argv[1]):
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        code = main(["ckpt", *line])
+    told[line[0]] = code, json.loads(out.getvalue()) if "--json" in line else out.getvalue()
+print(json.dumps(told))
+"""
+
+
+@pytest.mark.parametrize("form", [["--json"], []], ids=["json", "text"])
+def test_look_verify_compare_prune_export_and_advise_without_torch(bench, tmp_path, form):
+    """In a Python that can import neither torch nor safetensors nor numpy; each also as one JSON object."""
+    root, place = str(bench.root), str(bench.directory(10))
+    lines = [
+        *(["ls", root], ["show", root], ["verify", root], ["diff", root, place, "--contents"], ["advise", root]),
+        *(["export", root, str(tmp_path / "out")], ["prune", root, "--keep", "1", "--yes"]),
+    ]
+    (bench.root / "events").mkdir()
+    (bench.root / "events" / "a.jsonl").write_text("".join(f"{encode(each)}\n" for each in records()))
+    command = [sys.executable, "-c", WITHOUT_TORCH, json.dumps([line + form for line in lines])]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    codes = {name: code for name, (code, _) in told.items()}
+    assert codes == dict.fromkeys(("ls", "show", "verify", "advise", "export", "prune"), 0) | {"diff": 1}
+    assert all(isinstance(out, dict) and out for _, out in told.values()) == bool(form)
     assert [path.name for path in bench.root.glob("iter*")] == ["iteration_00000040"]
+    assert load_file(tmp_path / "out" / "model.safetensors").keys() >= {"embed.weight"}
 
 
 def test_the_documented_commands_are_accepted():

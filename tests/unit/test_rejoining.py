@@ -9,6 +9,7 @@ import torch
 
 from elastic.checkpoint.memory import MemoryTier, Places
 from elastic.checkpoint.room import Room
+from elastic.checkpoint.root import claim
 from elastic.checkpoint.seams import AloneGroup
 from elastic.errors import PeerLost
 from tests.harness.checkpoints import Bench, make_run, meta, same
@@ -161,7 +162,8 @@ def test_copies_in_memory_go_on_after_a_peer_was_lost_while_a_save_began(tmp_pat
     with pytest.raises(PeerLost):
         manager.save(run.tracked, meta(3, generation=1))
     assert lost
-    manager.serve(manager._identity, group=AloneGroup(), committer=bench.committer, generation=2)
+    identity = claim(str(bench.root), job_id="job")
+    manager.serve(identity, group=AloneGroup(), committer=bench.committer, generation=2)
     for at in (4, 5, 6):
         run.step()
         manager.snapshot(run.tracked, meta(at, generation=2))
