@@ -30,6 +30,12 @@ EXACT = {
     "ELASTIC__OPTIMIZER__WARMUP_SAMPLES": "300",
 }
 """6 slots, the last of two samples; dropout, clipping, AdamW, warm-up and cosine."""
+AUTOCAST = {"ELASTIC__JOB__TARGET": "tests.harness.exact_job:job"}
+PLAN = (
+    "a step is 6 micro-batches; by workers: 1: 6 each, 0% idle; 2: 3 each, 0% idle, 2 sums; 3: 2 each, 0% idle; "
+    "4: 2 each, 25% idle"
+)
+"""What the least and the most nodes, and all between, make of a step; told by every agent at its start."""
 
 
 def final_state(save_path: Path) -> dict[str, torch.Tensor]:
@@ -61,15 +67,19 @@ def steps(save_path: Path):
     return [r for r in read_records(save_path / "events") if isinstance(r.event, StepCommitted)]
 
 
-@pytest.mark.parametrize(("seed", "strategy"), [(0, "replicate"), (1, "replicate"), (2, "fsdp2")])
+@pytest.mark.parametrize(
+    ("seed", "strategy", "more"),
+    [(0, "replicate", {}), (1, "replicate", AUTOCAST), (2, "fsdp2", {}), (3, "fsdp2", AUTOCAST)],
+    ids=["replicate", "replicate, autocast", "fsdp2", "fsdp2, autocast"],
+)
 def test_four_three_one_two_with_kills_at_random_moments(
-    tmp_path: Path, etcd: EtcdServer, seed: int, strategy: str
+    tmp_path: Path, etcd: EtcdServer, seed: int, strategy: str, more: dict[str, str]
 ) -> None:
     """Whatever the strategy: the bits are those of one replica that nobody disturbed."""
     draw = random.Random(seed)
-    run_alone(tmp_path / "alone", steps=800, **EXACT)
+    run_alone(tmp_path / "alone", steps=800, **{**EXACT, **more})
     (tmp_path / "run").mkdir()
-    lying = {**EXACT, "ELASTIC__TRAINING__STRATEGY": strategy}
+    lying = {**EXACT, "ELASTIC__TRAINING__STRATEGY": strategy, **more}
     with cluster(tmp_path / "run", etcd.endpoint, steps=800, **lying) as run:
 
         def after_some_steps(size: int, *, since: int) -> None:
@@ -98,6 +108,7 @@ def test_four_three_one_two_with_kills_at_random_moments(
         assert [run.wait_exit(name, limit_s=180) for name in last] == [0, 0]
         assert exact_account(run).steps == 800
         assert {r.event.world_size for r in steps(run.save_path)} == {1, 2, 3, 4}
+        assert PLAN in run.nodes["a"].log.read_text()
         assert_same_losses(run, tmp_path / "alone" / "checkpoint")
         assert_same_bits(run.save_path, tmp_path / "alone" / "checkpoint")
 
