@@ -7,7 +7,7 @@ run over it could be neither repeated nor shared out.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,12 +27,12 @@ class _Hash(Protocol):
     def update(self, data: bytes, /) -> None: ...
 
 
-def fingerprint(dataset: MapDataset | ShardStream, *, items: int, length: int | None = None) -> str:
+def fingerprint(dataset: MapDataset | ShardStream, *, items: int, lengths: Sequence[int] | None = None) -> str:
     """Text that is equal where the content is, as far as the data set's own `fingerprint` or `items` samples tell.
 
     Args:
         items: how many to look at; 0: none, so that only a data set's own `fingerprint` counts.
-        length: look at the first so many only, as if the data set held no more.
+        lengths: look at the first so many only, as if the data set held no more; of a mixture, one for each part.
 
     Returns:
         "" where nothing is known.
@@ -40,17 +40,20 @@ def fingerprint(dataset: MapDataset | ShardStream, *, items: int, length: int | 
     Raises:
         DataError: an item is another one each time, under the same seed.
     """
-    if isinstance(dataset, MixedDataset) and length is None:
-        parts = [fingerprint(part, items=items) for part in dataset.parts]
+    if isinstance(dataset, MixedDataset) and (lengths is None or len(lengths) == len(dataset.lengths)):
+        parts = [
+            fingerprint(part, items=items, lengths=None if length == now else (length,))
+            for part, now, length in zip(dataset.parts, dataset.lengths, lengths or dataset.lengths, strict=True)
+        ]
         return hashlib.sha256("/".join(parts).encode()).hexdigest() if all(parts) else ""
     own = getattr(dataset, "fingerprint", None)
     if own is not None:
-        return "" if length is not None else str(own)
+        return "" if lengths is not None else str(own)
     if isinstance(dataset, ShardStream) or items == 0:
         return ""
     total = hashlib.sha256()
     with own_randomness():
-        for index in _looked_at(len(dataset) if length is None else length, items):
+        for index in _looked_at(len(dataset) if lengths is None else lengths[0], items):
             first, second = (_digest_of(dataset, index) for _ in range(2))
             if first != second:
                 raise DataError(

@@ -16,7 +16,7 @@ from elastic.data.sampler import SlotSampler
 from elastic.data.stream import ShardStream, StreamFetcher
 from elastic.errors import DataError, ElasticError, UsageError
 from elastic.plan.batch import BatchPlan, MicroSpan, share
-from elastic.plan.data_order import DataOrder, SampleOrder
+from elastic.plan.data_order import SampleOrder
 from elastic.plan.stream import StreamOrder
 
 
@@ -211,7 +211,7 @@ def _checked(fetched: Fetched | None, span: MicroSpan) -> tuple[MicroBatch, str]
 def _check_length(dataset: MapDataset | ShardStream, order: SampleOrder) -> None:
     if isinstance(dataset, ShardStream):
         return
-    length, needed = len(dataset), order.items if isinstance(order, DataOrder) else getattr(order, "length", 1)
+    length, needed = len(dataset), getattr(order, "length", 1)
     if length < 1:
         raise DataError("the data set is empty: it must hold at least one item; check the path that it is read from")
     if length < needed:

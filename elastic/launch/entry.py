@@ -28,12 +28,13 @@ from elastic.launch.agent import Agent
 from elastic.launch.ready import ReadyWorkers
 from elastic.launch.stage import Stage, threads_for
 from elastic.launch.torch_details import put_agent_in_place
+from elastic.plan.batch_mode import BatchMode
 from elastic.plan.tree import sharings, told
 from elastic.world import NODE
 
 logger = logging.getLogger(__name__)
 
-_MOST_TOLD = 8
+_MOST_TOLD = 64
 """World sizes whose share of the batch is printed at the start."""
 
 
@@ -140,6 +141,9 @@ def _check_split(settings: Settings, *, min_workers: int) -> None:
 def _sharing(settings: Settings, command: Command, *, nodes: range) -> str:
     """What each number of nodes makes of the global batch."""
     training = settings.training
+    if training.batch is BatchMode.PER_RANK:
+        each = training.rank_batch_size or training.global_batch_size
+        return f"each worker takes {each} samples a step, so that nobody waits and the batch grows with the workers"
     slots = -(-training.global_batch_size // training.micro_batch_size)
     sizes = [count * command.slots for count in nodes[:_MOST_TOLD]]
     line = told(sharings(slots, world_sizes=sizes), slots=slots, exact=training.numerics is Numerics.EXACT)

@@ -141,6 +141,10 @@ DATA_DIGEST = _gauge(
     "elastic_data_digest", Over.EACH, "32-bit digest of all samples used so far, the same at any world size.",
     from_start=False,
 )  # fmt: skip
+SAMPLE_FAULTS = _counter(
+    "elastic_sample_faults_total",
+    "Steps of this node's workers that did not go on from the sample before, or used others when done again.",
+)
 RESCALES = _counter(
     "elastic_rescales_total",
     "Changes of the membership of a running job. Counted by the leader.",
@@ -241,6 +245,7 @@ DEFINITIONS: tuple[Definition, ...] = (
     RESTARTS,
     WORKERS_STAYED,
     REPLICAS_DIFFERED,
+    SAMPLE_FAULTS,
     FAILURES_TOTAL,
     RECOVERY_DURATION,
     LAST_RECOVERY,

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from elastic.plan.mixture import Mixture
+from elastic.plan.mixture import Mixture, PartOrder
 from elastic.plan.order import ORDER_VERSION, Order, OrderKind
+from elastic.plan.segments import Segment, Segments
 from elastic.plan.stream import StreamOrder
 
 
@@ -34,66 +35,12 @@ class OnChange(enum.StrEnum):
     IGNORE = "ignore"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Segment:
-    """From global sample `start` on, the order of one data set; `first_epoch` is the number of its first epoch."""
-
-    start: int
-    first_epoch: int
-    order: AnyOrder
-
-    def index(self, sample: int) -> int:
-        """Item that a global sample number of this segment is."""
-        return self.order.index(sample - self.start + self.first_epoch * self.order.length)
-
-    def epoch_of(self, sample: int) -> tuple[int, int]:
-        """The (epoch, position within it) of a sample."""
-        epoch, position = divmod(sample - self.start, self.order.length)
-        return epoch + self.first_epoch, position
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataOrder:
-    """All segments of a run, by their start; the first starts at 0."""
-
-    segments: tuple[Segment, ...]
-
-    def __post_init__(self) -> None:
-        starts = [segment.start for segment in self.segments]
-        if not starts or starts[0] != 0 or starts != sorted(starts):
-            raise ValueError(f"segments start at 0 and follow one another; got starts {starts}")
-
-    @classmethod
-    def of(cls, order: AnyOrder) -> DataOrder:
-        """A run that has only ever known one order."""
-        return cls(segments=(Segment(start=0, first_epoch=0, order=order),))
-
-    def segment_of(self, sample: int) -> Segment:
-        """The segment that a sample lies in."""
-        if sample < 0:
-            raise ValueError(f"sample numbers start at 0; got {sample}")
-        return next(segment for segment in reversed(self.segments) if segment.start <= sample)
-
-    @property
-    def items(self) -> int:
-        """Items that a data set must hold for what is still to come."""
-        return self.segments[-1].order.length
-
-    def index(self, sample: int) -> int:
-        """Item of the data set that a global sample number is."""
-        return self.segment_of(sample).index(sample)
-
-    def epoch_of(self, sample: int) -> tuple[int, int]:
-        """The (epoch, position within it) of a sample, both from 0."""
-        return self.segment_of(sample).epoch_of(sample)
+class DataOrder(Segments[AnyOrder]):
+    """The order of a run: all segments, by the global number of their first sample."""
 
     def to_plain(self) -> dict[str, Any]:
         """JSON types; read back by `from_plain`."""
-        segments = [
-            {"start": each.start, "first_epoch": each.first_epoch, "order": _order_to_plain(each.order)}
-            for each in self.segments
-        ]
-        return {"version": ORDER_VERSION, "segments": segments}
+        return {"version": ORDER_VERSION, "segments": _segments_to_plain(self)}
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> DataOrder:
@@ -139,9 +86,9 @@ class Data:
 
 def succeed(saved: DataOrder, saved_fingerprint: str, now: Data, *, position: int, on_change: OnChange) -> Succession:
     """How a run that stands at `position` goes on with the data that there is now."""
-    last = saved.segments[-1].order
+    last = saved.last.order
     same_content = not (saved_fingerprint and now.fingerprint) or saved_fingerprint == now.fingerprint
-    if last == now.order and same_content:
+    if _anew(last) == now.order and same_content:
         return Succession(order=saved)
     found = _difference(last, now.order, same_content)
     if isinstance(now.order, StreamOrder) and last != now.order:
@@ -165,18 +112,30 @@ _CHOICES = (
 
 
 def _append(saved: DataOrder, now: Data, found: str, position: int) -> Succession:
-    last, order = saved.segments[-1], now.order
-    if not (isinstance(last.order, Order) and isinstance(order, Order) and _grown(last.order, order)):
+    last, order = saved.last, now.order
+    if not _grown(last.order, order):
         return Succession(order=saved, refusal=f"{found}: append is for the same data with more items at its end")
     if now.first_items_changed:
-        changed = f"append is for the same data with more items at its end, but the first {last.order.length} changed"
+        changed = f"append is for the same data with more items at its end, but {_first(last.order)} changed"
         return Succession(order=saved, refusal=f"{found}: {changed}")
-    reached = max(position, last.start)
-    epoch, place = last.epoch_of(reached)
-    start = reached + (last.order.length - place if place else 0)
-    epoch += 1 if place else 0
+    if isinstance(last.order, Mixture) and isinstance(order, Mixture):
+        return _append_to_parts(saved, order, found, position)
+    grown = saved.grown(order, position=position)
+    start, epoch = grown.last.start, grown.last.first_epoch
     told = f"{found}: appended; from sample {start}, where epoch {epoch} begins, all {order.length} items are used"
-    return Succession(order=_followed(saved, Segment(start=start, first_epoch=epoch, order=order)), told=told)
+    return Succession(order=grown, told=told)
+
+
+def _append_to_parts(saved: DataOrder, order: Mixture, found: str, position: int) -> Succession:
+    """Parts of a mixture are in epochs of their own: each that grew finishes its epoch on what that began with."""
+    last = saved.last
+    assert isinstance(last.order, Mixture)
+    epoch, place = last.epoch_of(position)
+    epoch += 1 if place else 0
+    orders = [part for part in order.parts if isinstance(part, Order)]
+    mixture = last.order.grown(orders, sample=last.within(position), becomes=epoch * order.length)
+    told = f"{found}: appended; each part finishes its epoch on the items that this began with, and then uses all"
+    return Succession(order=saved.followed(Segment(start=position, first_epoch=epoch, order=mixture)), told=told)
 
 
 def _restart(saved: DataOrder, order: AnyOrder, found: str, position: int) -> Succession:
@@ -186,46 +145,80 @@ def _restart(saved: DataOrder, order: AnyOrder, found: str, position: int) -> Su
     left = saved.segment_of(position).order.length - place if place else 0
     epoch += 1 if place else 0
     told = f"{found}: epoch {epoch} begins at sample {position}; {left} items of the epoch before it are never used"
-    return Succession(order=_followed(saved, Segment(start=position, first_epoch=epoch, order=order)), told=told)
+    return Succession(order=saved.followed(Segment(start=position, first_epoch=epoch, order=order)), told=told)
 
 
 def _ignore(saved: DataOrder, order: AnyOrder, found: str) -> Succession:
-    least = saved.segments[-1].order.length
-    if order.length < least:
+    last = saved.last.order
+    if order.length < last.length:
         return Succession(
-            order=saved, refusal=f"{found}: it cannot be ignored, since the order names items up to {least}"
+            order=saved, refusal=f"{found}: it cannot be ignored, since the order names items up to {last.length}"
         )
-    return Succession(order=saved, told=f"{found}: ignored, the order stays that of {least} items")
+    if isinstance(last, Mixture) and isinstance(order, Mixture) and last.lengths != order.lengths:
+        why = "the items of a mixture are numbered part after part, so that the order would name other ones"
+        return Succession(order=saved, refusal=f"{found}: it cannot be ignored, since {why}")
+    return Succession(order=saved, told=f"{found}: ignored, the order stays that of {last.length} items")
 
 
-def _followed(saved: DataOrder, segment: Segment) -> DataOrder:
-    earlier = tuple(each for each in saved.segments if each.start < segment.start)
-    return DataOrder(segments=(*earlier, segment))
+def _grown(old: AnyOrder, new: AnyOrder) -> bool:
+    """Whether `new` is the order of the same data with more items at its end; of a mixture, of some parts."""
+    match old, new:
+        case Order(), Order():
+            return new.length > old.length and _alike(old, new)
+        case Mixture(), Mixture():
+            if old.weights != new.weights or old.lengths == new.lengths:
+                return False
+            pairs = zip(old.anew.parts, new.parts, strict=True)
+            return all(isinstance(a, Order) and isinstance(b, Order) and _alike(a, b) for a, b in pairs)
+    return False
 
 
-def _grown(old: Order, new: Order) -> bool:
-    alike = (old.seed, old.kind, old.block_items) == (new.seed, new.kind, new.block_items)
-    return alike and new.length > old.length
+def _alike(old: Order, new: Order) -> bool:
+    same = (old.seed, old.kind, old.block_items) == (new.seed, new.kind, new.block_items)
+    return same and new.length >= old.length
+
+
+def _anew(order: AnyOrder) -> AnyOrder:
+    return order.anew if isinstance(order, Mixture) else order
+
+
+def _first(order: AnyOrder) -> str:
+    if isinstance(order, Mixture):
+        return f"of the first {list(order.lengths)} of its parts some"
+    return f"the first {order.length}"
 
 
 def _difference(saved: AnyOrder, now: AnyOrder, same_content: bool) -> str:
+    if isinstance(saved, Mixture) and isinstance(now, Mixture) and saved.lengths != now.lengths:
+        return f"the parts of the mixture hold {list(now.lengths)} items; the run was using {list(saved.lengths)}"
     if type(saved) is type(now) and saved.length != now.length:
         return f"the data set holds {now.length} items; the run was using {saved.length}"
-    if saved != now:
-        return f"the order of the data is now {_named(now)}; the run was using {_named(saved)}"
+    if _anew(saved) != now:
+        return f"the order of the data is now {_named(now)}; the run was using {_named(_anew(saved))}"
     assert not same_content
     return f"the data set holds {now.length} items as before, but their content is another"
 
 
 def _named(order: AnyOrder) -> str:
-    return ", ".join(f"{name} {value}" for name, value in _order_to_plain(order).items() if name != "parts")
+    plain = _order_to_plain(order)
+    return ", ".join(f"{name} {plain[name]}" for name in plain if name not in ("parts", "shift"))
+
+
+def _segments_to_plain(segments: Segments[AnyOrder] | Segments[Order]) -> list[dict[str, Any]]:
+    return [
+        {"start": each.start, "first_epoch": each.first_epoch, "order": _order_to_plain(each.order)}
+        for each in segments.segments
+    ]
 
 
 def _order_to_plain(order: AnyOrder) -> dict[str, Any]:
     match order:
         case Mixture():
-            parts = [_order_to_plain(part) for part in order.parts]
-            return {"kind": "mixture", "weights": list(order.weights), "parts": parts}
+            parts = [
+                _order_to_plain(part) if isinstance(part, Order) else {"segments": _segments_to_plain(part)}
+                for part in order.parts
+            ]
+            return {"kind": "mixture", "weights": list(order.weights), "parts": parts, "shift": order.shift}
         case StreamOrder():
             return {
                 "kind": "stream",
@@ -238,10 +231,25 @@ def _order_to_plain(order: AnyOrder) -> dict[str, Any]:
 def _order_of(plain: Mapping[str, Any]) -> AnyOrder:
     match plain["kind"]:
         case "mixture":
-            parts = tuple(_order_of(part) for part in plain["parts"])
-            return Mixture(parts=tuple(p for p in parts if isinstance(p, Order)), weights=tuple(plain["weights"]))
+            parts = tuple(_part_of(part) for part in plain["parts"])
+            return Mixture(parts=parts, weights=tuple(plain["weights"]), shift=plain.get("shift", 0))
         case "stream":
             return StreamOrder(global_batch_size=plain["global_batch_size"], micro_batch_size=plain["micro_batch_size"])
+    return _plain_order_of(plain)
+
+
+def _part_of(plain: Mapping[str, Any]) -> PartOrder:
+    if "segments" not in plain:
+        return _plain_order_of(plain)
+    return Segments(
+        segments=tuple(
+            Segment(start=each["start"], first_epoch=each["first_epoch"], order=_plain_order_of(each["order"]))
+            for each in plain["segments"]
+        )
+    )
+
+
+def _plain_order_of(plain: Mapping[str, Any]) -> Order:
     return Order(
         length=plain["length"],
         seed=plain["seed"],

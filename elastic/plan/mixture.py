@@ -8,12 +8,16 @@ than one sample at any time and exactly after each round, and any sample is foun
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
 from elastic.plan.order import Order
+from elastic.plan.segments import Segments
 
+PartOrder = Order | Segments[Order]
+"""Of a part that never changed, or that got more items while it was used."""
 MOST_SHARES = 1_000_000
 """Weights may add up to no more: the pattern of one round is kept in memory."""
 
@@ -22,9 +26,11 @@ MOST_SHARES = 1_000_000
 class Mixture:
     """The order of a mixture. Item numbers run through all parts, one after the other."""
 
-    parts: tuple[Order, ...]
+    parts: tuple[PartOrder, ...]
     weights: tuple[int, ...]
     """Samples of each part in one round."""
+    shift: int = 0
+    """Added to sample numbers: a mixture whose parts grew goes on in the pattern and the parts where it was."""
     _pattern: tuple[tuple[int, int], ...] = field(init=False, repr=False, compare=False)
     """(part, how many samples of it came before in the round) of each sample of a round."""
 
@@ -36,18 +42,50 @@ class Mixture:
         object.__setattr__(self, "_pattern", _pattern(self.weights))
 
     @property
+    def lengths(self) -> tuple[int, ...]:
+        """Items of each part."""
+        return tuple(part.length for part in self.parts)
+
+    @property
     def length(self) -> int:
         """Items of all parts."""
-        return sum(part.length for part in self.parts)
+        return sum(self.lengths)
+
+    @property
+    def anew(self) -> Mixture:
+        """What a run that begins with these data sets would use: without what they were before."""
+        parts = tuple(part if isinstance(part, Order) else part.last.order for part in self.parts)
+        return Mixture(parts=parts, weights=self.weights)
 
     def index(self, sample: int) -> int:
         """Item that global sample number `sample` is: those of part 0 come first, then those of part 1, ..."""
         if sample < 0:
             raise ValueError(f"sample numbers start at 0; got {sample}")
-        round_, place = divmod(sample, len(self._pattern))
+        round_, place = divmod(sample + self.shift, len(self._pattern))
         part, before = self._pattern[place]
         offset = sum(each.length for each in self.parts[:part])
         return offset + self.parts[part].index(round_ * self.weights[part] + before)
+
+    def used_before(self, sample: int) -> tuple[int, ...]:
+        """Samples of each part that come before a sample."""
+        round_, place = divmod(sample + self.shift, len(self._pattern))
+        begun = Counter(part for part, _ in self._pattern[:place])
+        return tuple(round_ * weight + begun[part] for part, weight in enumerate(self.weights))
+
+    def grown(self, orders: Sequence[Order], *, sample: int, becomes: int) -> Mixture:
+        """Go on at `sample`, which has the number `becomes` from there on, with parts of which some hold more items.
+
+        Each part finishes its epoch on the items that it began with, however much of it is left.
+        """
+        parts = tuple(
+            part if order.length == part.length else _segments(part).grown(order, position=used)
+            for part, order, used in zip(self.parts, orders, self.used_before(sample), strict=True)
+        )
+        return Mixture(parts=parts, weights=self.weights, shift=sample + self.shift - becomes)
+
+
+def _segments(part: PartOrder) -> Segments[Order]:
+    return Segments.of(part) if isinstance(part, Order) else part
 
 
 def whole_weights(weights: Sequence[float]) -> tuple[int, ...]:

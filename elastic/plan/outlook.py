@@ -85,13 +85,14 @@ def _mindspore(stand: Stand, global_batch_size: int) -> tuple[Row, ...]:
         repeated_samples=scaled.remainder_samples + lost,
         skipped_samples=0,
     )
-    if down.exact:
+    if not scaled.remainder_samples:
         return (down,)
+    beyond = (scaled.step + 1) * global_batch_size - stand.consumed_samples
     up = Row(
         rule="the same, rounded up",
         goes_on_at=f"step {scaled.step + 1}",
-        repeated_samples=0,
-        skipped_samples=(scaled.step + 1) * global_batch_size - stand.consumed_samples,
+        repeated_samples=max(0, -beyond),
+        skipped_samples=max(0, beyond),
     )
     return down, up
 

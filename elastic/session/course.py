@@ -292,7 +292,7 @@ class Course:
         plain = order.to_plain()
         self._emit(
             OrderChosen(
-                length=order.items,
+                length=order.length,
                 seed=self._settings.training.seed,
                 order=plain["segments"][-1]["order"]["kind"],
                 order_version=ORDER_VERSION,

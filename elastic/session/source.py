@@ -174,10 +174,16 @@ def _grown_otherwise(
     dataset: MapDataset | ShardStream, before: DataOrder, saved: Mapping[str, Any], probes: int
 ) -> bool:
     """Whether a data set that has more items now has other ones in the place of those that it had."""
-    last = before.segments[-1].order
-    if isinstance(dataset, ShardStream) or not isinstance(last, Order) or len(dataset) <= last.length:
+    match before.last.order, dataset:
+        case Mixture() as last, MixedDataset() if len(last.lengths) == len(dataset.lengths):
+            was, now = last.lengths, dataset.lengths
+        case Order() as last, _ if not isinstance(dataset, ShardStream):
+            was, now = (last.length,), (len(dataset),)
+        case _:
+            return False
+    if was == now or any(less > more for less, more in zip(was, now, strict=True)):
         return False
-    first = fingerprint(dataset, items=probes, length=last.length)
+    first = fingerprint(dataset, items=probes, lengths=was)
     return bool(first and saved["fingerprint"] and first != saved["fingerprint"])
 
 

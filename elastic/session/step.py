@@ -204,6 +204,7 @@ class Step:
             seed_slot(self._parts.seed, iteration=self.iteration, slot=stand_in.slot)
             yield to_device(stand_in.batch, self._parts.device)
         self._reduce()
+        failpoint("step.reduced")
         self._judge()
 
     def backward(self, loss: torch.Tensor | tuple[torch.Tensor, torch.Tensor | float]) -> None:

@@ -7,8 +7,9 @@ events that its ranks would have written go through the audit.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from elastic.data.audit import Account, account
@@ -47,6 +48,10 @@ class Setting:
     def streamed(self) -> bool:
         return isinstance(self.dataset, ShardStream)
 
+    @property
+    def epoch(self) -> int:
+        return int(self.order.length)
+
 
 @dataclass(kw_only=True)
 class Saved:
@@ -66,10 +71,10 @@ class Outcome:
     """Of the final lineage, in order of the steps."""
     records: list[Record] = field(default_factory=list)
     worlds: list[int] = field(default_factory=list)
-    crashes: int = 0
-    half_fetched: int = 0
-    batch_changes: int = 0
-    recomputed_steps: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    """How often what happened."""
+    silent: set[int] = field(default_factory=set)
+    """Iterations of the lineage of which not all ranks could tell."""
 
     def account(self, order: Any) -> Account:
         return account(self.records, order=order)
@@ -87,12 +92,12 @@ def check(kind: str, seeds: Iterable[int], *, most_workers: int = 0) -> Outcome:
         found = run.account(DataOrder.of(setting.order))
         assert found.problems == (), f"seed {seed}"
         assert found.exact, f"seed {seed}"
-        assert (found.samples, found.recomputed_steps) == (setting.total, run.recomputed_steps), f"seed {seed}"
+        counts = run.counts
+        assert (found.samples, found.recomputed_steps) == (setting.total, counts["recomputed steps"]), f"seed {seed}"
+        assert found.proved_by_digest_steps == counts["steps with a word missing"] - counts["of them recomputed"]
         happened.worlds += run.worlds
-        happened.crashes += run.crashes
-        happened.half_fetched += run.half_fetched
-        happened.batch_changes += run.batch_changes
-        happened.recomputed_steps += run.recomputed_steps
+        happened.counts += counts
+        happened.counts["runs"] += 1
     return happened
 
 
@@ -128,19 +133,19 @@ def undisturbed(setting: Setting) -> list[Used]:
 
 def simulate(setting: Setting, chance: random.Random, *, most_workers: int = 0) -> Outcome:
     """Live through generations of random worlds until all samples are used and saved."""
-    outcome, saved, lineage = Outcome(), Saved(), {}
+    outcome, at, saved, lineage = Outcome(), Saved(), Saved(), {}
     batch, micro, generation = setting.batch, setting.micro, 0
     while saved.position < setting.total:
         if not setting.streamed and chance.random() < 0.3:
             batch = chance.randint(1, 17)
             micro = chance.randint(1, batch)
-            outcome.batch_changes += 1
+            outcome.counts["batch changes"] += 1
         transport = Transport(num_workers=chance.randint(0, most_workers), prefetch_factor=None)
         world = chance.randint(1, MOST_RANKS)
-        loaders = [_loader(setting, saved, batch, micro, world, rank, transport) for rank in range(world)]
+        loaders = [_loader(setting, at, batch, micro, world, rank, transport) for rank in range(world)]
         outcome.worlds.append(world)
-        life = _Life(loaders=loaders, generation=generation, outcome=outcome, lineage=lineage)
-        saved = life.live(saved, chance)
+        life = _Life(loaders=loaders, generation=generation, outcome=outcome, lineage=lineage, setting=setting)
+        at, saved = life.live(at, saved, chance)
         for loader in loaders:
             loader.close()
         generation += 1
@@ -173,26 +178,33 @@ class _Life:
     generation: int
     outcome: Outcome
     lineage: dict[int, list[Used]]
+    setting: Setting
 
-    def live(self, saved: Saved, chance: random.Random) -> Saved:
-        at = Saved(iteration=saved.iteration, position=saved.position, digest=saved.digest, states=saved.states)
+    def live(self, at: Saved, saved: Saved, chance: random.Random) -> tuple[Saved, Saved]:
+        """From `at` on, with `saved` durable; where the next generation begins, and what is durable then."""
+        counts = self.outcome.counts
         for iteration in [each for each in self.lineage if each > at.iteration]:
+            counts["of them recomputed"] += iteration in self.outcome.silent
+            self.outcome.silent.discard(iteration)
             del self.lineage[iteration]
-            self.outcome.recomputed_steps += 1
+            counts["recomputed steps"] += 1
         self._tell_restored(at)
+        known = at.states  # where the slots of a stream stand, as far as all ranks know it of each other
         for _ in range(chance.randint(0, 5)):
             if self.loaders[0].finished:
                 break
             at = self._step(at, chance)
             if chance.random() < 0.3 or self.loaders[0].finished:
-                saved = at
-        if chance.random() < 0.4:
-            return at  # a planned change of the world: saved first
-        if at is not saved or not self.loaders[0].finished:
-            self._die(chance)
-        return saved
+                saved, known = at, at.states
+        if chance.random() < 0.3 or self.loaders[0].finished:
+            return at, at  # a planned change of the world: saved first
+        if chance.random() < 0.5:
+            return self._lose_some(at, known, chance), saved
+        self._die(chance)
+        return saved, saved
 
-    def _step(self, at: Saved, chance: random.Random) -> Saved:
+    def _step(self, at: Saved, chance: random.Random, *, dead: frozenset[int] = frozenset()) -> Saved:
+        """One step of all ranks, of which the `dead` do not live to tell of it."""
         if chance.random() < 0.1:  # a step begun, broken off and begun again
             for micro, _ in zip(self.loaders[0].next_step(), range(1), strict=False):
                 assert micro.samples
@@ -207,23 +219,47 @@ class _Life:
         assert after.iteration not in self.lineage
         self.lineage[after.iteration] = flat
         for rank, part in enumerate(used):
-            self._tell_step(rank, part, at, after, samples=len(flat), digest=total)
+            if rank not in dead:
+                self._tell_step(rank, part, at, after, samples=len(flat), digest=total)
+        if not self.setting.streamed:
+            first, last = at.position // self.setting.epoch, (after.position - 1) // self.setting.epoch
+            self.outcome.counts["epoch ends inside of steps"] += first != last
+            self.outcome.counts["epoch ends between steps"] += after.position % self.setting.epoch == 0
         return after
+
+    def _lose_some(self, at: Saved, known: Mapping[int, str], chance: random.Random) -> Saved:
+        """Some ranks die, the others stay; the newest step that one of these has counts, whoever did not live to tell.
+
+        Where the slots of the dead stood in a stream is known only as of the last time that it was shared.
+        """
+        self.outcome.counts["survived losses"] += 1
+        ranks = range(len(self.loaders))
+        dead = frozenset(chance.sample(ranks, chance.randint(0, len(ranks) - 1)))
+        if chance.random() < 0.5:
+            at = self._step(at, chance, dead=dead)
+            if dead:
+                self.outcome.counts["steps with a word missing"] += 1
+                self.outcome.silent.add(at.iteration)
+        else:
+            list(self._fetch_some(chance))
+        own = {slot: text for rank in ranks if rank not in dead for slot, text in self.loaders[rank].states.items()}
+        return replace(at, states={**known, **own})
 
     def _die(self, chance: random.Random) -> None:
         """Each rank is somewhere between its first fetch and its commit; some may have committed already."""
-        self.outcome.crashes += 1
-        if self.loaders[0].finished:
-            return
-        for loader in self.loaders:
-            micros = loader.next_step()
-            wanted = chance.randint(0, 4)
-            got = [micro for _, micro in zip(range(wanted), micros, strict=False)]
-            self.outcome.half_fetched += bool(got)
+        self.outcome.counts["crashes"] += 1
+        for loader, micros in self._fetch_some(chance):
             if chance.random() < 0.3:
                 for _ in micros:
                     pass
                 loader.commit()
+
+    def _fetch_some(self, chance: random.Random) -> Iterator[tuple[ElasticLoader, Iterator[MicroBatch]]]:
+        for loader in self.loaders:
+            micros = loader.next_step()
+            got = [micro for _, micro in zip(range(chance.randint(0, 4)), micros, strict=False)]
+            self.outcome.counts["half fetched"] += bool(got)
+            yield loader, micros
 
     def _tell_restored(self, at: Saved) -> None:
         event = Restored(

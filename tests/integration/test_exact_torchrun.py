@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from elastic.events import StepCommitted, WorkerLost, WorkerStayed, read_records
+from elastic.history import audit_run
 from elastic.local.cluster import Cluster
 from elastic.local.etcd import EtcdServer
 from tests.harness.survival import cluster, durable, exact_account, restored_steps, run_alone
@@ -30,6 +31,12 @@ EXACT = {
     "ELASTIC__OPTIMIZER__WARMUP_SAMPLES": "300",
 }
 """6 slots, the last of two samples; dropout, clipping, AdamW, warm-up and cosine."""
+AUTOCAST = {"ELASTIC__JOB__TARGET": "tests.harness.exact_job:job"}
+PLAN = (
+    "a step is 6 micro-batches; by workers: 1: 6 each, 0% idle; 2: 3 each, 0% idle, 2 sums; 3: 2 each, 0% idle; "
+    "4: 2 each, 25% idle"
+)
+"""What the least and the most nodes, and all between, make of a step; told by every agent at its start."""
 
 
 def final_state(save_path: Path) -> dict[str, torch.Tensor]:
@@ -61,15 +68,19 @@ def steps(save_path: Path):
     return [r for r in read_records(save_path / "events") if isinstance(r.event, StepCommitted)]
 
 
-@pytest.mark.parametrize(("seed", "strategy"), [(0, "replicate"), (1, "replicate"), (2, "fsdp2")])
+@pytest.mark.parametrize(
+    ("seed", "strategy", "more"),
+    [(0, "replicate", {}), (1, "replicate", AUTOCAST), (2, "fsdp2", {}), (3, "fsdp2", AUTOCAST)],
+    ids=["replicate", "replicate, autocast", "fsdp2", "fsdp2, autocast"],
+)
 def test_four_three_one_two_with_kills_at_random_moments(
-    tmp_path: Path, etcd: EtcdServer, seed: int, strategy: str
+    tmp_path: Path, etcd: EtcdServer, seed: int, strategy: str, more: dict[str, str]
 ) -> None:
     """Whatever the strategy: the bits are those of one replica that nobody disturbed."""
     draw = random.Random(seed)
-    run_alone(tmp_path / "alone", steps=800, **EXACT)
+    run_alone(tmp_path / "alone", steps=800, **{**EXACT, **more})
     (tmp_path / "run").mkdir()
-    lying = {**EXACT, "ELASTIC__TRAINING__STRATEGY": strategy}
+    lying = {**EXACT, "ELASTIC__TRAINING__STRATEGY": strategy, **more}
     with cluster(tmp_path / "run", etcd.endpoint, steps=800, **lying) as run:
 
         def after_some_steps(size: int, *, since: int) -> None:
@@ -98,6 +109,7 @@ def test_four_three_one_two_with_kills_at_random_moments(
         assert [run.wait_exit(name, limit_s=180) for name in last] == [0, 0]
         assert exact_account(run).steps == 800
         assert {r.event.world_size for r in steps(run.save_path)} == {1, 2, 3, 4}
+        assert PLAN in run.nodes["a"].log.read_text()
         assert_same_losses(run, tmp_path / "alone" / "checkpoint")
         assert_same_bits(run.save_path, tmp_path / "alone" / "checkpoint")
 
@@ -146,6 +158,29 @@ def test_a_crash_at_the_third_micro_batch_redoes_the_step(tmp_path: Path, etcd: 
         assert len(killed) == 2, "steps 1 and 2 in the first life, 3 and 4 in the second, 5 and 6 in the third"
         assert sorted(restored_steps(records).values()) == [0, 2, 4]
         assert exact_account(run).steps == 6
+        assert_same_losses(run, tmp_path / "alone" / "checkpoint")
+        assert_same_bits(run.save_path, tmp_path / "alone" / "checkpoint")
+
+
+def test_a_death_between_backward_and_the_optimizers_step(tmp_path: Path, etcd: EtcdServer) -> None:
+    """All gradients are there; node b's worker dies, in each of its lives, before its fourth step changes anything.
+
+    The others do that step and count it. Who takes the dead one's place stands where they do: none is a batch behind.
+    """
+    run_alone(tmp_path / "alone", steps=14, **EXACT)
+    (tmp_path / "run").mkdir()
+    with cluster(tmp_path / "run", etcd.endpoint, steps=14, nnodes="3", **EXACT) as run:
+        run.start("b", ELASTIC_FAILPOINT="step.reduced=kill@4")
+        for name in "ac":
+            run.start(name)
+        assert [run.wait_exit(name, limit_s=120) for name in "abc"] == [0, 0, 0]
+        records = read_records(run.save_path / "events")
+        killed = [r for r in records if isinstance(r.event, WorkerLost) and "SIGKILL" in r.event.reason]
+        assert [r.node for r in killed] == ["b"] * 3, "in steps 4, 8 and 12"
+        assert sum(isinstance(r.event, WorkerStayed) for r in records) >= 2 * len(killed)
+        found = audit_run(run.save_path)
+        assert (found.exact, found.steps, found.recomputed_steps) == (True, 14, 0)
+        assert found.proved_by_digest_steps == len(killed), "who died in a step has not told of it"
         assert_same_losses(run, tmp_path / "alone" / "checkpoint")
         assert_same_bits(run.save_path, tmp_path / "alone" / "checkpoint")
 

@@ -236,7 +236,7 @@ def test_every_order_comes_back_from_json(order):
 @given(data=st.data())
 def test_appended_again_and_again_every_epoch_is_whole(data):
     run = DataOrder.of(Order(length=data.draw(st.integers(1, 12)), seed=3))
-    length, position = run.items, 0
+    length, position = run.length, 0
     for _ in range(data.draw(st.integers(1, 5))):
         position += data.draw(st.integers(0, 30))
         length += data.draw(st.integers(1, 5))

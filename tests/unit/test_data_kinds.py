@@ -344,4 +344,4 @@ def test_settings_of_the_order_reach_it(session, tmp_path):
     blocks = Order(length=101, seed=0, kind=OrderKind.BLOCK_SHUFFLE, block_items=10)
     assert order_of(dataset(), given, None) == blocks
     assert audit_run(tmp_path / "run").exact
-    assert DataOrder.of(blocks).items == 101
+    assert DataOrder.of(blocks).length == 101

@@ -10,9 +10,10 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing import api as processes
 from torch.distributed.launcher import api as launcher
 
+from elastic.config.load import with_overrides
 from elastic.config.model import LaunchSettings, Settings
 from elastic.errors import UsageError
-from elastic.launch.entry import _check_split, _ready_workers, torchrun_command
+from elastic.launch.entry import Command, _check_split, _ready_workers, _sharing, torchrun_command
 from elastic.launch.signals import LeaveSignals
 from elastic.launch.stage import threads_for
 from elastic.launch.torch_details import (
@@ -68,6 +69,33 @@ class TestCommand:
         _check_split(Settings(), min_workers=24)
         with pytest.raises(UsageError, match="global batch of 24 samples cannot be split over the 25 workers"):
             _check_split(Settings(), min_workers=25)
+
+
+class TestSharing:
+    """What is printed at the start: how well each number of nodes, from the least to the most, shares out a step."""
+
+    def told(self, *, nodes, slots=1, **training):
+        settings = with_overrides(Settings(), {"global_batch_size": 22, "micro_batch_size": 4, **training})
+        return _sharing(settings, Command(script="x.py", arguments=(), slots=slots), nodes=nodes)
+
+    def test_from_the_least_to_the_most_nodes(self):
+        assert self.told(nodes=range(2, 8)) == (
+            "a step is 6 micro-batches; by workers: 2: 3 each, 0% idle; 3: 2 each, 0% idle; 4: 2 each, 25% idle; "
+            "5: 2 each, 40% idle; 6: 1 each, 0% idle; 7: 1 each, 14% idle"
+        )
+
+    def test_workers_of_a_node_and_what_an_exact_sum_exchanges(self):
+        assert self.told(nodes=range(1, 3), slots=2, numerics="exact") == (
+            "a step is 6 micro-batches; by workers: 2: 3 each, 0% idle, 2 sums; 4: 2 each, 25% idle"
+        )
+
+    def test_a_batch_that_grows_with_the_workers(self):
+        line = self.told(nodes=range(1, 3), batch="per_rank", rank_batch_size=8)
+        assert line.startswith("each worker takes 8 samples a step")
+
+    def test_very_many_nodes_are_cut_short(self):
+        line = self.told(nodes=range(1, 5000))
+        assert line.endswith("64: 1 each, 91% idle; …")
 
 
 class TestDetails:
