@@ -80,9 +80,6 @@ class Answer:
 class Link(Protocol):
     """What a worker can tell and ask its agent."""
 
-    on_over: Callable[[], object]
-    """Called, from another thread, when the agent says that the generation broke. It must not block."""
-
     @property
     def present(self) -> bool:
         """Whether there is an agent at the other end."""
@@ -96,6 +93,13 @@ class Link(Protocol):
     @property
     def leave_wanted(self) -> bool:
         """Whether this node is to go after the step. Never blocks."""
+        ...
+
+    def when_over(self, call: Callable[[], object]) -> None:
+        """Have this called, once at least, when the agent says that the present generation broke; now, if it has.
+
+        From this thread or another one. It must not block. One at a time: whoever was to be called before is not.
+        """
         ...
 
     def send_event(self, line: str) -> None:
@@ -144,8 +148,8 @@ class NoLink:
     over = False
     leave_wanted = False
 
-    def __init__(self) -> None:
-        self.on_over: Callable[[], object] = _nothing
+    def when_over(self, call: Callable[[], object]) -> None:
+        """Nobody says so."""
 
     def send_event(self, line: str) -> None:
         """Do nothing."""
@@ -196,7 +200,6 @@ class AgentLink:
 
     def __init__(self, path: str, *, rank: int, generation: int, pid: int) -> None:
         """Connect. Raises Fenced when the agent is gone."""
-        self.on_over: Callable[[], object] = _nothing
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._socket.connect(path)
@@ -207,6 +210,7 @@ class AgentLink:
         self._heard = threading.Condition()
         self._answers: dict[int, Answer] = {}
         self._controls: set[Control] = set()
+        self._when_over: Callable[[], object] = _nothing
         self._place: Place | None = None
         self._asked = 0
         self._gone = False
@@ -220,6 +224,13 @@ class AgentLink:
     @property
     def leave_wanted(self) -> bool:
         return Control.LEAVE in self._controls
+
+    def when_over(self, call: Callable[[], object]) -> None:
+        with self._heard:
+            self._when_over = call
+            said = self.over
+        if said:
+            call()
 
     def send_event(self, line: str) -> None:
         self._send({"event": line})
@@ -275,9 +286,10 @@ class AgentLink:
             for message in lines.feed(data):
                 with self._heard:
                     self._take(message)
+                    call = self._when_over
                     self._heard.notify_all()
                 if message.get("control") == Control.OVER:
-                    self.on_over()
+                    call()
         with self._heard:
             self._gone = True
             self._heard.notify_all()

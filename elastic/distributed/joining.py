@@ -46,21 +46,30 @@ def join(world: World, *, links: Links | None = None, environ: Mapping[str, str]
     Raises:
         PeerLost: another member did not come, the store is gone, or the links were cut.
     """
-    if not world.distributed:
-        return Alone()
     own = links or Links()
+    if not world.distributed:
+        own.settle()  # nothing of what is opened from now on is a group's
+        return Alone()
     hook = sys.excepthook
     try:
         with peer_errors("the group of this generation formed", broken=lambda: own.is_cut):
-            _init(world, store=_store_of(world, environ=environ))
+            _check(own)
+            store = _store_of(world, environ=environ)
+            _check(own)  # before it is waited for anybody: a cut from here on breaks the connection to the store
+            _init(world, store=store)
         own.settle()
-        if own.is_cut:
-            raise PeerLost("cut off while the group of this generation formed")
+        _check(own)
     except BaseException:
+        own.settle()
         own.cut()
         destroy(excepthook=hook)
         raise
     return TorchGroup(world, links=own, excepthook=hook, activity=Activity.of(world))
+
+
+def _check(links: Links) -> None:
+    if links.is_cut:
+        raise PeerLost("cut off while the group of this generation formed")
 
 
 def _store_of(world: World, *, environ: Mapping[str, str]) -> Any:

@@ -25,6 +25,9 @@ from pathlib import Path
 
 _OPEN = Path("/proc/self/fd")
 
+_AGAIN_S = 0.02
+"""How soon what a group opens while it is made, and has been cut off already, is cut too."""
+
 Opened = tuple[int, int]
 """A descriptor and the inode of the socket behind it: numbers of descriptors are used again, those of inodes not."""
 
@@ -37,6 +40,8 @@ class Links:
         self._own: frozenset[Opened] | None = None
         self._lock = threading.Lock()
         self._is_cut = False
+        self._made = threading.Event()
+        self._follower: threading.Thread | None = None
 
     @property
     def is_cut(self) -> bool:
@@ -44,20 +49,34 @@ class Links:
         return self._is_cut
 
     def settle(self) -> None:
-        """The group is made: what this process opens from now on is not the group's."""
-        found = _open_sockets() - self._before
+        """The group is made, or given up: what this process opens from now on is not the group's."""
         with self._lock:
-            self._own = found
+            if self._own is None:
+                self._own = _open_sockets() - self._before
+        self._made.set()
+        if self._follower is not None:
+            self._follower.join()
 
     def cut(self) -> int:
         """Shut down every socket of the group, now; how many. Any number of times.
 
-        While the group is still being made, what it opens later is not cut: ask again until that has ended.
+        While the group is still being made, what it opens later is shut down, too, until `settle`.
         """
         with self._lock:
             self._is_cut = True
-            own = _open_sockets() - self._before if self._own is None else self._own
-            return sum(_shut_down(fd, inode) for fd, inode in own)
+            if self._own is None and self._follower is None:
+                self._follower = threading.Thread(target=self._follow, name="elastic-links", daemon=True)
+                self._follower.start()
+            return self._shut_down_all()
+
+    def _shut_down_all(self) -> int:
+        own = _open_sockets() - self._before if self._own is None else self._own
+        return sum(_shut_down(fd, inode) for fd, inode in own)
+
+    def _follow(self) -> None:
+        while not self._made.wait(_AGAIN_S):
+            with self._lock:
+                self._shut_down_all()
 
 
 def _open_sockets() -> frozenset[Opened]:

@@ -116,7 +116,7 @@ def _formed(view: LeaderView, *, world: World, seats: Roster, judgement: Judgeme
     awake, resting, rested_s = rested(view, members=welcomed, now_s=now_s)
     if awake:
         nodes = listed(sorted(member.node for member in awake))
-        reason = f"{nodes} joined: finish the step and save first"
+        reason = f"{nodes} joined: finish the step first"
         return _open(world, cause=Cause.NODE_JOINED, reason=reason, judgement=judgement, planned=True)
     spares = f", {len(seats.newcomers)} waiting as spare" if seats.newcomers else ""
     barred = sorted({entry.node for entry in world.barred} & {member.node for member in resting})

@@ -109,7 +109,7 @@ def membership_in(world: World, *, seat: Seat, seconds: float, store: Any, leade
 
 @dataclass(frozen=True, kw_only=True)
 class Regroup:
-    """Why this agent's generation is over. `planned`: workers finish their step and save first.
+    """Why this agent's generation is over. `planned`: workers finish their step first.
 
     `generation` is the newest one known; `left_out`: it was formed without this agent. `closed`: the job is over.
     """

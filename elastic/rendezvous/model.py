@@ -191,7 +191,7 @@ class World:
     With `apart`, an agent that does not lead finds its own seat only here: count with `nodes` and `world_size`.
 
     A `direct` world was formed while its members were at work in the last one: who has a seat was not heard before.
-    An OPEN world is the generation that is being left; `planned` means that workers finish their step and save first,
+    An OPEN world is the generation that is being left; `planned` means that workers finish their step first,
     and `leaving` names the agents that go.
     """
 

@@ -122,7 +122,7 @@ def _await(view: LeaderView, *, world: World, seats: Roster, now_s: float) -> Ve
     nodes = _nodes(seats.active)
     if world.planned:
         if now_s < until_s:
-            return Wait(until_s=until_s, reason=f"waiting for {nodes} to finish the step and save")
+            return Wait(until_s=until_s, reason=f"waiting for {nodes} to finish the step")
         return None
     unasked: list[Seat] = []
     dead: list[tuple[Seat, ProbeResult]] = []

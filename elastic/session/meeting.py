@@ -20,7 +20,7 @@ def meet(world: World, *, link: Link, emit: Emit, clock: Clock) -> Collectives:
     """
     began_s = clock.monotonic_s()
     links = Links()
-    link.on_over = links.cut
+    link.when_over(links.cut)
     group = join(world, links=links)
     if world.distributed:
         backend = "gloo" if world.device == "cpu" else "nccl"

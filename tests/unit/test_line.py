@@ -261,7 +261,7 @@ def test_a_worker_without_an_agent():
 def test_a_worker_that_stays_is_given_its_place_and_forgets_what_was_asked_before(agent):
     link = agent.link(pid=7)
     heard = []
-    link.on_over = lambda: heard.append("over")
+    link.when_over(lambda: heard.append("over"))
     agent.server.ask_all(Control.OVER)
     until(lambda: heard)
     assert link.over
@@ -281,6 +281,23 @@ def test_a_worker_that_stays_is_given_its_place_and_forgets_what_was_asked_befor
     assert link.next_place(limit_s=0.01) is None, "it is handed out once"
     agent.server.ask_all(Control.LEAVE)
     until(lambda: link.leave_wanted)
+    link.close()
+
+
+def test_that_it_is_over_is_heard_whichever_comes_first(agent):
+    link, heard = agent.link(pid=7), []
+    link.when_over(lambda: heard.append("of the last"))
+    agent.server.ask_all(Control.OVER)
+    until(lambda: heard)
+    link.when_over(lambda: heard.append("late"))
+    assert heard == ["of the last", "late"], "it had been said already"
+    agent.server.ask_all(Control.OVER)
+    until(lambda: len(heard) > 2)
+    assert heard[2:] == ["late"]
+    assert agent.server.place(7, Place(environ={}))
+    assert link.next_place(limit_s=LIMIT_S) is not None
+    link.when_over(lambda: heard.append("of the next"))
+    assert len(heard) == 3, "what was said of the last generation is not of the next"
     link.close()
 
 

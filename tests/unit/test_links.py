@@ -2,6 +2,7 @@
 
 import os
 import socket
+import threading
 
 import pytest
 
@@ -47,16 +48,31 @@ def test_what_was_opened_since_is_cut_and_what_was_open_before_is_not(pairs):
     assert not closed(later)
 
 
-def test_while_a_group_is_being_made_whatever_is_there_is_cut(pairs):
+def test_a_group_that_is_cut_while_it_is_made_is_cut_to_its_end(pairs):
     links = Links()
     _, first = pairs()
     assert not links.is_cut
     links.cut()
     _, second = pairs()
-    links.cut()
     assert closed(first)
-    assert closed(second)
+    second.settimeout(5)
+    assert second.recv(1) == b"", "what was opened after the cut is cut without being asked for again"
     assert links.is_cut
+    links.settle()
+    _, later = pairs()
+    assert not closed(later)
+    assert links.cut() in (0, 4), "from here on only its own"
+    assert not closed(later)
+
+
+def test_a_group_that_was_cut_and_given_up_leaves_no_thread():
+    links = Links()
+    links.cut()
+    links.cut()
+    assert [thread.name for thread in threading.enumerate()].count("elastic-links") == 1
+    links.settle()
+    links.cut()
+    assert "elastic-links" not in [thread.name for thread in threading.enumerate()]
 
 
 def test_both_families_and_nothing_but_tcp(pairs):
@@ -65,6 +81,7 @@ def test_both_families_and_nothing_but_tcp(pairs):
     unix, other_unix = socket.socketpair()
     datagram = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     with unix, other_unix, datagram:
+        links.settle()
         assert links.cut() == 2
         unix.sendall(b"x")
         assert other_unix.recv(1) == b"x"
@@ -73,6 +90,7 @@ def test_both_families_and_nothing_but_tcp(pairs):
 def test_a_listening_socket_is_left_alone():
     links = Links()
     with socket.create_server(("127.0.0.1", 0)) as server:
+        links.settle()
         assert links.cut() == 0
         with socket.create_connection(server.getsockname()):
             server.accept()[0].close()
