@@ -60,10 +60,10 @@ def enable_users(endpoint: str, *, root_password: str, users: tuple[User, ...] =
 
 def compact(endpoint: str, **reach: Any) -> int:
     """Make etcd forget all that was; the revision up to which it did."""
+    reached = revision(endpoint, **reach)
     with link(endpoint, **reach) as admin:
-        revision: int = admin.call("KV", "Range", admin.rpc.RangeRequest(key=b"/")).header.revision
-        admin.call("KV", "Compact", admin.rpc.CompactionRequest(revision=revision, physical=True))
-        return revision
+        admin.call("KV", "Compact", admin.rpc.CompactionRequest(revision=reached, physical=True))
+    return reached
 
 
 def leader(*members: EtcdServer) -> EtcdServer:
@@ -79,10 +79,25 @@ def leader(*members: EtcdServer) -> EtcdServer:
 def end_lease(endpoint: str, *, node: str, **reach: Any) -> None:
     """End the lease of the agent of this node, as when it has run out: its keys are gone."""
     with link(endpoint, **reach) as admin:
-        found = admin.call("KV", "Range", admin.rpc.RangeRequest(key=b"\0", range_end=b"\0"))
-        members = [item for item in found.kvs if b"/members/" in item.key]
-        (lease,) = (item.lease for item in members if json.loads(item.value)["node"] == node)
-        admin.call("Lease", "LeaseRevoke", admin.rpc.LeaseRevokeRequest(ID=lease))
+        admin.call("Lease", "LeaseRevoke", admin.rpc.LeaseRevokeRequest(ID=_leases(admin)[node]))
+
+
+def leases(*endpoints: str, **reach: Any) -> dict[str, int]:
+    """The lease of each node's agent that has its member key."""
+    with link(*endpoints, **reach) as admin:
+        return _leases(admin)
+
+
+def _leases(admin: EtcdLink) -> dict[str, int]:
+    found = admin.call("KV", "Range", admin.rpc.RangeRequest(key=b"\0", range_end=b"\0"))
+    return {json.loads(item.value)["node"]: item.lease for item in found.kvs if b"/members/" in item.key}
+
+
+def revision(*endpoints: str, **reach: Any) -> int:
+    """How many changes this etcd knows of; it falls only when data was lost."""
+    with link(*endpoints, **reach) as admin:
+        number: int = admin.call("KV", "Range", admin.rpc.RangeRequest(key=b"/")).header.revision
+        return number
 
 
 def keys(*endpoints: str, **reach: Any) -> dict[str, str]:

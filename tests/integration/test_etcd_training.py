@@ -16,7 +16,7 @@ from elastic.local.cluster import Cluster
 from elastic.local.etcd import EtcdCluster, EtcdServer
 from elastic.local.node import descendants
 from tests.harness.certificates import Authority
-from tests.harness.etcd_admin import User, enable_users, leader
+from tests.harness.etcd_admin import User, enable_users, leader, leases
 from tests.harness.survival import cluster, durable, exact_account
 
 pytestmark = [pytest.mark.integration, pytest.mark.exhaustive]
@@ -75,6 +75,28 @@ def test_all_members_are_down_while_training_goes_on(tmp_path: Path, three: Etcd
         assert failed, "a save fell into the outage"
         assert any("unconfirmed" in reason for reason in failed), failed
         run.wait(durable, what="a save afterwards", limit_s=60, since=ended)
+        assert_no_restart(run)
+
+
+def test_etcd_is_frozen_for_longer_than_every_lease(tmp_path: Path) -> None:
+    """When it thaws all leases are gone at once: nobody is lost, and nobody starts anew."""
+    with EtcdServer(tmp_path / "etcd") as server, both(tmp_path, server.endpoint) as run:
+        for name in ("a", "b"):
+            run.start(name)
+        run.wait_step(30, world_size=2)
+        before = leases(server.endpoint)
+        server.pause()
+        begun = run.now()
+        SYSTEM_CLOCK.sleep(OUTAGE_S)
+        reached = run.wait_step(max(steps_of(run, 0)) + 1, since=begun)
+        server.resume()
+        run.wait(durable, what="a save afterwards", limit_s=60, since=run.now())
+        until_s = SYSTEM_CLOCK.monotonic_s() + 20
+        while set(after := leases(server.endpoint)) != {"a", "b"}:
+            assert SYSTEM_CLOCK.monotonic_s() < until_s, f"not everybody has written its key again: {after}"
+            SYSTEM_CLOCK.sleep(0.1)
+        assert all(after[node] != before[node] for node in after), "every lease had ended"
+        assert reached.generation == 1
         assert_no_restart(run)
 
 
