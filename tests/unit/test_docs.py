@@ -41,6 +41,16 @@ def test_tests_that_are_named_exist():
             assert test in found.get(file, ()), f"{page} names {file}::{test}, which is not there"
 
 
+def test_every_report_and_every_guarantee_names_what_shows_it():
+    for page, heading in (("docs/cases.md", "| reported |"), ("elastic/rendezvous/PROTOCOL.md", "| guarantee |")):
+        table = (ROOT / page).read_text().partition(heading)[2].partition("\n\n")[0]
+        rows = table.splitlines()[2:]
+        assert len(rows) > 15, f"{page} has lost its rows"
+        for row in rows:
+            shown_by = row.rstrip("| ").rpartition(" | ")[2]
+            assert re.search(r"`test_\w+::test_\w+`|testdata/rendezvous/\w+\.txt", shown_by), row
+
+
 def _tests_of(path: Path) -> set[str]:
     nodes = ast.walk(ast.parse(path.read_text()))
     return {node.name for node in nodes if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")}
