@@ -10,9 +10,7 @@ after everything else was; so a death at any instruction in between leaves an ar
 
 from __future__ import annotations
 
-import contextlib
 import json
-import mmap
 import os
 import struct
 import zlib
@@ -25,6 +23,7 @@ from torch import Tensor
 from elastic.checkpoint.image import PAGE_BYTES, Image, ImagePlan, facts, plan_image, read_views, views
 from elastic.checkpoint.layout import load_json
 from elastic.checkpoint.manifest import Manifest
+from elastic.checkpoint.mapping import Mapping as Memory
 from elastic.checkpoint.metadata import Piece
 from elastic.checkpoint.shards import Shard, storable
 from elastic.errors import CheckpointDamaged
@@ -34,7 +33,6 @@ _MAGIC = b"ELASTIC1"
 _HEAD = struct.Struct("<8sQQQQ")
 _VALID = struct.Struct("<Q")
 HEAD_BYTES = _HEAD.size
-_MADV_POPULATE_WRITE = 23
 _NOTE_STEP_BYTES = 1 << 16
 """The note's room is a multiple of it, so that images stay where they are when the note grows by a digit."""
 
@@ -67,19 +65,19 @@ class _Layout:
     plans: tuple[ImagePlan, ...]
     places: list[int]
     images_at: int = 0
-    data: mmap.mmap | None = None
+    memory: Memory | None = None
     images: tuple[Image, ...] = ()
     targets: tuple[Tensor, ...] = ()
 
-    def at(self, view: memoryview, data: mmap.mmap | None, images_at: int) -> _Layout:
+    def at(self, memory: Memory, images_at: int) -> _Layout:
         """The same for this memory, with everything to copy to."""
         images: list[Image] = []
         targets: list[Tensor] = []
         for plan, place in zip(self.plans, self.places, strict=False):
-            image = view[images_at + place : images_at + place + plan.size_bytes]
+            image = memory.data[images_at + place : images_at + place + plan.size_bytes]
             images.append(Image(name=plan.name, data=image, tensors=facts(plan)))
             targets += views(image, plan.tensors).values()
-        return replace(self, images_at=images_at, data=data, images=tuple(images), targets=tuple(targets))
+        return replace(self, images_at=images_at, memory=memory, images=tuple(images), targets=tuple(targets))
 
 
 class Arena:
@@ -88,8 +86,7 @@ class Arena:
     def __init__(self, path: str) -> None:
         """Open it. Raises OSError."""
         self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        self._map: mmap.mmap | None = None
-        self._populated = False
+        self._map: Memory | None = None
         self._layout: _Layout | None = None
 
     def close(self) -> None:
@@ -109,7 +106,7 @@ class Arena:
         size_bytes = self.size_bytes
         if size_bytes < PAGE_BYTES:
             return None
-        data = memoryview(self._mapped(size_bytes))
+        data = self._mapped(size_bytes).data
         head = bytes(data[: _HEAD.size])
         (valid,) = _VALID.unpack_from(data, _HEAD.size)
         magic, sequence, images_at, note_bytes, note_crc = _HEAD.unpack(head)
@@ -122,19 +119,20 @@ class Arena:
         """Its head and what follows its first page, for an arena elsewhere; None where it holds nothing whole."""
         if self.read() is None:
             return None
-        data = memoryview(self._mapped(self.size_bytes))
+        data = self._mapped(self.size_bytes).data
         return bytes(data[: _HEAD.size]), data[PAGE_BYTES:]
 
     def copy_in(self, size_bytes: int, *, grow: Callable[[int], None]) -> memoryview:
         """The place for what `copy_out` gave elsewhere. It holds nothing until `seal`. `grow`: as for `write`."""
-        self._resize(PAGE_BYTES + size_bytes, grow)
+        grown = self._resize(PAGE_BYTES + size_bytes, grow)
         self._clear()
-        self._populate()
-        return memoryview(self._mapped(self.size_bytes))[PAGE_BYTES : PAGE_BYTES + size_bytes]
+        memory = self._mapped(self.size_bytes)
+        memory.populate(fresh=grown)
+        return memory.data[PAGE_BYTES : PAGE_BYTES + size_bytes]
 
     def seal(self, head: bytes) -> None:
         """What follows on the first page is what this head tells of."""
-        data = memoryview(self._mapped(self.size_bytes))
+        data = self._mapped(self.size_bytes).data
         data[: _HEAD.size] = head
         _VALID.pack_into(data, _HEAD.size, _word(head))
 
@@ -157,13 +155,14 @@ class Arena:
         layout = self._lay_out(shards)
         note = _note(manifest, layout.plans, layout.places, rank=rank, whole=whole, part=part)
         images_at = PAGE_BYTES + -(-len(note) // _NOTE_STEP_BYTES) * _NOTE_STEP_BYTES
-        self._resize(images_at + layout.places[-1], grow)
-        data = memoryview(self._mapped(self.size_bytes))
+        grown = self._resize(images_at + layout.places[-1], grow)
+        memory = self._mapped(self.size_bytes)
+        data = memory.data
         self._clear()
-        self._populate()
+        memory.populate(fresh=grown)
         failpoint("memory.1")
-        if layout.images_at != images_at or layout.data is not self._map:
-            layout = self._layout = layout.at(data, self._map, images_at)
+        if layout.images_at != images_at or layout.memory is not memory:
+            layout = self._layout = layout.at(memory, images_at)
         for image, plan in zip(layout.images, layout.plans, strict=True):
             image.data[: len(plan.header)] = plan.header  # type: ignore[index]
         for target, source in zip(layout.targets, _sources(layout.plans, shards), strict=True):
@@ -186,27 +185,22 @@ class Arena:
             self._layout = _Layout(key=key, plans=plans, places=_places(plans))
         return self._layout
 
-    def _resize(self, wanted_bytes: int, grow: Callable[[int], None]) -> None:
-        if (more_bytes := wanted_bytes - self.size_bytes) > 0:
-            grow(more_bytes)
-            os.ftruncate(self._fd, wanted_bytes)
+    def _resize(self, wanted_bytes: int, grow: Callable[[int], None]) -> bool:
+        """Whether it had to grow."""
+        if (more_bytes := wanted_bytes - self.size_bytes) <= 0:
+            return False
+        grow(more_bytes)
+        os.ftruncate(self._fd, wanted_bytes)
+        return True
 
     def _clear(self) -> None:
         if self._map is not None:
-            _VALID.pack_into(self._map, _HEAD.size, 0)
+            _VALID.pack_into(self._map.data, _HEAD.size, 0)
 
-    def _mapped(self, size_bytes: int) -> mmap.mmap:
-        if self._map is None or len(self._map) != size_bytes:
-            self._map = mmap.mmap(self._fd, size_bytes)
-            self._populated = False
+    def _mapped(self, size_bytes: int) -> Memory:
+        if self._map is None or self._map.size_bytes != size_bytes:
+            self._map = Memory(self._fd, size_bytes)
         return self._map
-
-    def _populate(self) -> None:
-        """Get all pages at once, before they are written: a fault for each would cost as much as the copy."""
-        if self._map is not None and not self._populated:
-            with contextlib.suppress(OSError):  # a kernel before 5.14
-                self._map.madvise(_MADV_POPULATE_WRITE)
-            self._populated = True
 
 
 def tensors_of(name: str, image: memoryview) -> dict[str, Tensor]:

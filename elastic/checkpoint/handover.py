@@ -31,7 +31,7 @@ _MASK = (1 << 64) - 1
 def pack(shard: Shard) -> Image:
     """The image of a shard in memory of its own, that can be sent from. Raises CheckpointError, MemoryError."""
     plan = plan_image(shard)
-    data = memoryview(large_memory(plan.size_bytes))[: plan.size_bytes]
+    data = large_memory(plan.size_bytes)[: plan.size_bytes]
     data[: len(plan.header)] = plan.header
     for name, target in views(data, plan.tensors).items():
         target.copy_(storable(name, shard.tensors[name]))
@@ -71,7 +71,7 @@ def take(*, line: Group, source: int) -> tuple[Manifest, dict[str, memoryview]]:
     about = _parsed(note, source)
     images, wrong = {}, []
     for name, size_bytes, checksum in about["files"]:
-        image = memoryview(large_memory(size_bytes))[:size_bytes]
+        image = large_memory(size_bytes)[:size_bytes]
         for chunk in _chunks(torch.frombuffer(image, dtype=torch.uint8)):
             line.receive_(chunk, source=source)
         if zlib.crc32(image) != checksum:

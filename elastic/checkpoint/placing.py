@@ -112,7 +112,7 @@ def _homes(entries: Sequence[TensorEntry], live: Mapping[str, Tensor]) -> dict[s
             fresh.append(replace(each, begin=at, end=at + size_bytes))
             at += -(-size_bytes // _ALIGN_BYTES) * _ALIGN_BYTES
     try:
-        return found | views(memoryview(large_memory(at)), tuple(fresh))
+        return found | views(large_memory(at), tuple(fresh))
     except MemoryError as error:
         raise CheckpointDamaged(f"{at} bytes are more than can be read into memory here") from error
 

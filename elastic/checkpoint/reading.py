@@ -241,7 +241,7 @@ def read_file(directory: str, name: str, storage: Storage) -> bytes | memoryview
     path = os.path.join(directory, name)
     try:
         if isinstance(storage, BulkReader) and (storage.size_bytes(path) or 0) >= LARGE_BYTES:
-            data = memoryview(large_memory(storage.size_bytes(path) or 0))
+            data = large_memory(storage.size_bytes(path) or 0)
             with storage.open_bulk(path) as file:
                 return data[: file.read_into([data], 0)]
         return storage.read(path)

@@ -18,15 +18,17 @@ def is_spread(tensor: Tensor) -> bool:
     return type(tensor).__module__.startswith("torch.distributed.tensor")
 
 
-@torch.no_grad()
 def part_of(tensor: Tensor, *, name: str) -> tuple[Tensor, Cut | None]:
     """What this rank holds of a tensor, sharing its memory; and the cut, None where it holds all of it.
 
     Raises:
         CheckpointError: it is dealt out in a way that is not supported.
     """
-    if not is_spread(tensor):
-        return tensor.detach(), None
+    return _part_of_spread(tensor, name) if is_spread(tensor) else (tensor.detach(), None)
+
+
+@torch.no_grad()
+def _part_of_spread(tensor: Tensor, name: str) -> tuple[Tensor, Cut | None]:
     spread: Any = tensor
     local: Tensor = spread.to_local().detach()
     mesh, (placement, *more) = spread.device_mesh, spread.placements

@@ -7,6 +7,8 @@ import resource
 import shutil
 import signal
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from tests.harness.checkpoints import Bench, make_run, meta, same
 from tests.harness.saving import FileCommitter, in_child
 
 pytestmark = pytest.mark.integration
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -76,3 +79,32 @@ def test_a_limit_on_the_size_of_files_costs_nothing(tmp_path):
 
     assert os.waitpid(in_child(limited), 0)[1] == 0
     assert bench.manager(generation=2).save(make_run().tracked, meta(20)).saved
+
+
+IN_LITTLE_SHARED_MEMORY = """
+import shutil, torch
+from elastic.checkpoint.memory import MemoryTier
+from elastic.checkpoint.room import Room
+from tests.unit.test_arena import at, shard
+assert shutil.disk_usage("/dev/shm").total == 64 << 10
+tier = MemoryTier(room=lambda: Room(available_bytes=1 << 40, cgroup_bytes=None))
+for iteration in (1, 2, 3):
+    assert tier.take(at(iteration), [shard(iteration, size=1 << 20)], rank=0, whole=True, keep=False) is not None
+print([held.manifest.iteration for held in tier.held()])
+"""
+
+
+@pytest.mark.exhaustive
+def test_the_size_of_dev_shm_does_not_matter():
+    """Containers give 64 MB there, or less: copies in memory are no files in it."""
+    within = f"mount -t tmpfs -o size=64k tmpfs /dev/shm && exec {sys.executable} -c '{IN_LITTLE_SHARED_MEMORY}'"
+    if os.geteuid() != 0 or shutil.which("unshare") is None:
+        pytest.skip("only root may give a process a /dev/shm of its own")
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", within], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    if "unshare failed" in done.stderr or "permission denied" in done.stderr:
+        pytest.skip(f"no mount here: {done.stderr.strip()[-100:]}")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[0] == "[3, 2]"
