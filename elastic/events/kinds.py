@@ -331,6 +331,18 @@ class RunFinished(Event):
     consumed_samples: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class Unknown(Event):
+    """A record of another version: one of a kind that this one has not, or without what this one needs of it."""
+
+    kind = "unknown"
+    name: str
+    """The kind that it says to be."""
+    fields: str
+    """What it tells, as JSON."""
+    reason: str
+
+
 class Emit(Protocol):
     """Where code that has something to tell is given to tell it."""
 

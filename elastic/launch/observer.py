@@ -88,8 +88,6 @@ class Observer:
     def worker_said(self, line: str) -> None:
         """An encoded record of a worker. It is in the event file already."""
         record = decode(line)
-        if record is None:
-            return
         self._metrics.apply(record)
         recovered: Recovered | None = None
         now_s = self._clock.monotonic_s()
