@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from elastic.events.kinds import Cause, Direction, Event, Outcome, Unknown
+from elastic.events.causes import Cause, Direction, Outcome
+from elastic.events.kinds import Event, Unknown
 
 EVENT_TYPES: dict[str, type[Event]] = {cls.kind: cls for cls in Event.__subclasses__() if cls is not Unknown}
 
@@ -66,9 +67,7 @@ def _event(name: str, raw: dict[str, Any]) -> Event:
     if cls is None:
         return _unknown(name, raw, reason="this version has no such kind")
     known = {field.name: field for field in dataclasses.fields(cls)}
-    missing = [
-        each.name for each in known.values() if each.default is dataclasses.MISSING and each.name not in raw
-    ]
+    missing = [each.name for each in known.values() if each.default is dataclasses.MISSING and each.name not in raw]
     if missing:
         return _unknown(name, raw, reason=f"it does not tell {', '.join(missing)}")
     try:

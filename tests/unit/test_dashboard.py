@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from elastic.metrics.definitions import DEFINITIONS, Kind, Over
+from elastic.metrics.definition import Kind, Over
+from elastic.metrics.definitions import DEFINITIONS
 
 FILE = Path(__file__).parents[2] / "deploy" / "grafana" / "dashboard.json"
 BOARD = json.loads(FILE.read_text())

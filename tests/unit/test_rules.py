@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from elastic.metrics.definitions import DEFINITIONS, Kind
+from elastic.metrics.definition import Kind
+from elastic.metrics.definitions import DEFINITIONS
 
 RULES = Path(__file__).parents[2] / "deploy" / "prometheus"
 _PARTS = {Kind.COUNTER: ("",), Kind.GAUGE: ("",), Kind.HISTOGRAM: ("_bucket", "_sum", "_count")}
