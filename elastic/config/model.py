@@ -248,6 +248,14 @@ class MetricsSettings:
     port: int = field(
         default=9400, metadata=about("port; the next free one of the following 100 if taken", least=0, most=65535)
     )
+    tls_cert: str = field(default="", metadata=about("certificate file (PEM) to serve HTTPS with; empty: plain HTTP"))
+    tls_key: str = field(default="", metadata=about("its key; empty: in the same file"))
+    client_ca: str = field(
+        default="", metadata=about("who reads the metrics must show a certificate of this authority; empty: need not")
+    )
+    users_file: str = field(
+        default="", metadata=about("lines of user:password, one of which readers must give; empty: need not")
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from elastic.clock import Clock
 from elastic.config.model import MetricsSettings
 from elastic.events import EventFile
 from elastic.launch.observer import Observer
+from elastic.metrics.access import Access
 from elastic.metrics.exporter import Exporter
 from elastic.metrics.fold import Metrics
 from elastic.metrics.totals import Totals
@@ -63,8 +64,14 @@ class Telemetry:
         wanted = self._settings
         if not wanted.enabled:
             return ""
-        exporter = Exporter(self.metrics, host=wanted.host, port=wanted.port)
+        access = Access(
+            cert_file=wanted.tls_cert,
+            key_file=wanted.tls_key,
+            client_ca_file=wanted.client_ca,
+            users_file=wanted.users_file,
+        )
+        exporter = Exporter(self.metrics, host=wanted.host, port=wanted.port, access=access)
         address = exporter.start()
         stack.callback(exporter.stop)
-        logger.info("metrics at http://%s/metrics", address)
+        logger.info("metrics at %s/metrics", address if access.secure else f"http://{address}")
         return address
