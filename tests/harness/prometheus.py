@@ -75,7 +75,7 @@ class Pager:
                 self.send_response(200)
                 self.end_headers()
 
-            def log_message(self, format: str, *args: object) -> None:
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
                 """Quiet."""
 
         self._server = HTTPServer(("127.0.0.1", 0), Handler)
