@@ -234,6 +234,19 @@ class LaunchSettings:
         default=True,
         metadata=about("fork workers from a process that has imported everything; false: each is a new Python"),
     )
+    collect_output: bool = field(
+        default=True,
+        metadata=about(
+            "agents print what workers print, with node and rank before each line; false: workers print for themselves"
+        ),
+    )
+    log_bytes: int = field(
+        default=64 << 20,
+        metadata=about(
+            "size of a node's log in save_path/logs before a new one begins; 0: none", unit="bytes", least=0
+        ),
+    )
+    logs_kept: int = field(default=4, metadata=about("older logs of a node that are kept", least=0, most=1000))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import sys
 import uuid
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -23,8 +24,10 @@ from elastic.events import AgentStarted, EventFile, WorldFormed
 from elastic.launch.hang import Bounds
 from elastic.launch.hang_watch import HangWatch
 from elastic.launch.interface import interface_of
+from elastic.launch.journal import Journal, JournalHandler
 from elastic.launch.leaving import Wishes, listen
 from elastic.launch.likeness import likeness_of
+from elastic.launch.output import Output
 from elastic.launch.processes import WakePipe
 from elastic.launch.ready import ReadyWorkers
 from elastic.launch.server import Callbacks, WorkerServer
@@ -79,6 +82,7 @@ class Stage:
         self._words = Words(wake=self.wake.wake)
         self._previous: Agreed | None = None
         self._member, self._outer = False, dict[str, str | None]()
+        self._output: Output | None = None
         self._stack = ExitStack()
         save_root, name = settings.checkpoint.save_path, f"{node}-{self._agent[:8]}.jsonl"
         self._events_path = Path(local_dir(save_root)).absolute() / "events" / name
@@ -127,6 +131,7 @@ class Stage:
         self._stack.callback(self.wake.close)
         self._stack.callback(self.observer.close)
         self._stack.callback(self._restore_environ)
+        self._output = self._open_output(slots)
         exporter = self._telemetry.start(self._stack)
         self.observer.emit(
             AgentStarted(
@@ -260,6 +265,38 @@ class Stage:
             verdict = self.coordinator.commit(value)
             return Answer(granted=verdict.granted, reason=verdict.reason, stale=verdict.stale)
         return Answer(granted=False, reason=f"the agent does not know the request {what!r}; versions differ")
+
+    def lend(self, local_rank: int) -> tuple[int, int] | None:
+        """What a new worker prints to; None: to where this agent does."""
+        return None if self._output is None else self._output.lend(local_rank)
+
+    def name_workers(self, ranks: Mapping[int, int], generation: int) -> None:
+        """Who this node's workers are from now on, by their local ranks."""
+        if self._output is not None:
+            self._output.name(ranks, generation=generation)
+
+    def settle_output(self) -> None:
+        """What workers have printed is on the screen when this returns."""
+        if self._output is not None:
+            self._output.settle()
+
+    def _open_output(self, slots: int) -> Output | None:
+        wanted = self._settings.launch
+        if not wanted.collect_output:
+            return None
+        journal = None
+        if wanted.log_bytes:
+            directory = self._events_path.parent.with_name("logs")
+            journal = Journal(directory, node=self._node, most_bytes=wanted.log_bytes, kept=wanted.logs_kept)
+            handler = JournalHandler(journal)
+            ours = logging.getLogger("elastic")
+            ours.addHandler(handler)
+            self._stack.callback(ours.removeHandler, handler)
+        output = Output(
+            node=self._node, workers=slots, journal=journal, clock=self.clock, out=sys.stdout, err=sys.stderr
+        )
+        self._stack.callback(output.stop)
+        return output
 
     def _make_arenas(self, slots: int) -> list[str]:
         """Memory for the workers' snapshots: it outlives them, and is gone with this process."""
