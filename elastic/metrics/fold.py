@@ -209,7 +209,7 @@ class Metrics(Collector):
             self._values.set(of.CHECKPOINT_INTERVAL, event.interval_s, event.tier)
 
     def _checkpoint_failed(self, record: events.Record, event: events.CheckpointFailed) -> None:
-        if record.rank in (0, None):
+        if record.rank in (0, None) or event.tier == "peer":  # a node's own copy fails there, a save for all
             self._values.add(of.CHECKPOINT_FAILURES, 1, event.tier)
 
     def _checkpoint_rejected(self, record: events.Record, event: events.CheckpointRejected) -> None:

@@ -84,7 +84,7 @@ class Reporter:
                 return f"restored step {event.iteration} from {event.tier} ({event.reason})  {self._where()}"
             case CheckpointSaved(tier="disk"):
                 return f"saved step {event.iteration} in {event.seconds:.2f} s"
-            case CheckpointFailed():
+            case CheckpointFailed(tier="disk"):
                 return f"could NOT save step {event.iteration}: {event.reason}; training goes on"
             case CheckpointRejected():
                 return f"passed over step {event.iteration} on disk: {event.reason}"
