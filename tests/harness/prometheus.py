@@ -54,6 +54,20 @@ class Server:
         self.log = directory / f"{names[0]}.log"
         with self.log.open("w") as out:
             self._process = subprocess.Popen([binary, *options(port)], stdout=out, stderr=out)
+        try:
+            wait(self._ready, what=f"{names[0]} is ready")
+        except BaseException:
+            self.close()
+            raise
+
+    def _ready(self) -> bool:
+        ended = self._process.poll()
+        assert ended is None, f"it ended with {ended}: {self.log.read_text()[-2000:]}"
+        try:
+            with urllib.request.urlopen(f"{self.url}/-/ready", timeout=10):
+                return True
+        except OSError:
+            return False
 
     def close(self) -> None:
         """End it."""
