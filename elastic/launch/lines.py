@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 LONGEST_BYTES = 65536
 """A line that goes on is cut there."""
+MOST_HELD = 200
+"""Who prints more than this in a moment has the oldest told without waiting for others."""
 PROGRESS_S = 10.0
 """From one state of a progress bar to the next that is told."""
 _ENDS = re.compile(rb"\r\n|\n|\r")
@@ -85,6 +87,7 @@ class Collapser:
     def __init__(self, *, wait_s: float) -> None:
         self._wait_s = wait_s
         self._held: deque[tuple[float, Line]] = deque()
+        self._full: deque[Line] = deque()  # waits no more
 
     def add(self, line: Line, *, now_s: float) -> None:
         """A line of one worker."""
@@ -103,9 +106,13 @@ class Collapser:
                 self._held[number] = (since_s, merged)
                 return
         self._held.append((now_s, line))
+        if len(self._held) > MOST_HELD or not self._wait_s:
+            self._full.append(self._held.popleft()[1])
 
     def due(self, *, now_s: float, everybody: int) -> Iterator[Line]:
         """What need not wait any longer, in order; `everybody`: how many workers there are."""
+        while self._full:
+            yield self._full.popleft()
         while self._held:
             since_s, line = self._held[0]
             if len(line.ranks) < everybody and now_s < since_s + self._wait_s:
@@ -115,10 +122,14 @@ class Collapser:
 
     def wait_s(self, *, now_s: float) -> float | None:
         """How long until something is due; None where nothing waits."""
+        if self._full:
+            return 0.0
         return None if not self._held else max(0.0, self._held[0][0] + self._wait_s - now_s)
 
     def rest(self) -> Iterator[Line]:
         """All that waits."""
+        while self._full:
+            yield self._full.popleft()
         while self._held:
             yield self._held.popleft()[1]
 

@@ -109,7 +109,7 @@ class Output:
             if asked != self._done:
                 until_s = self._clock.monotonic_s() + LONGEST_SETTLE_S
                 while self._read(0) and self._clock.monotonic_s() < until_s:
-                    pass
+                    self._tell(list(self._collapser.due(now_s=self._clock.monotonic_s(), everybody=self._workers)))
                 self._tell(list(self._collapser.rest()))
                 with self._settled:
                     self._done = asked

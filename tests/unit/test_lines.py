@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.launch.lines import LONGEST_BYTES, PROGRESS_S, Collapser, Line, Splitter, clean, told
+from elastic.launch.lines import LONGEST_BYTES, MOST_HELD, PROGRESS_S, Collapser, Line, Splitter, clean, told
 
 
 def split(*parts, at_s=0.0):
@@ -110,6 +110,16 @@ def test_every_workers_lines_come_whole_and_in_its_own_order(said):
     lines = list(collapser.rest())
     for rank in range(3):
         assert [line.text for line in lines if rank in line.ranks] == [text for who, text in said if who == rank]
+
+
+def test_a_flood_does_not_wait_and_stays_in_order():
+    collapser = Collapser(wait_s=1000.0)
+    texts = [f"line {number}" for number in range(3 * MOST_HELD)]
+    say(collapser, 0, *texts)
+    assert collapser.wait_s(now_s=0.0) == 0.0
+    early = heard(collapser)
+    assert len(early) == 2 * MOST_HELD
+    assert [text for _, text in early] + [line.text for line in collapser.rest()] == texts
 
 
 def test_ranks_in_few_signs():
