@@ -167,11 +167,9 @@ def recent_records(directory: Path, *, most_bytes: int = RECENT_BYTES) -> list[R
             lines = file.read(most_bytes).decode(errors="replace").splitlines()
         for line in lines:
             try:
-                record = decode(line)
+                records.append(decode(line))
             except ValueError:
                 continue  # cut at its beginning, or still being written
-            if record is not None:
-                records.append(record)
     return records
 
 

@@ -141,6 +141,8 @@ class Snapshots:
         if passed.fault and passed.fault != self._fault:
             self._emit(events.Notice(text=f"a copy in another node's memory failed: {passed.fault}"))
         self._fault = passed.fault
+        if passed.fault:
+            self._emit(events.CheckpointFailed(iteration=draft.iteration, reason=passed.fault, tier="peer"))
         if self._group.rank == 0 and passed.sent_bytes:
             seconds = self._clock.monotonic_s() - begun_s
             self._emit(

@@ -234,6 +234,19 @@ class LaunchSettings:
         default=True,
         metadata=about("fork workers from a process that has imported everything; false: each is a new Python"),
     )
+    collect_output: bool = field(
+        default=True,
+        metadata=about(
+            "agents print what workers print, with node and rank before each line; false: workers print for themselves"
+        ),
+    )
+    log_bytes: int = field(
+        default=64 << 20,
+        metadata=about(
+            "size of a node's log in save_path/logs before a new one begins; 0: none", unit="bytes", least=0
+        ),
+    )
+    logs_kept: int = field(default=4, metadata=about("older logs of a node that are kept", least=0, most=1000))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,6 +260,14 @@ class MetricsSettings:
     )
     port: int = field(
         default=9400, metadata=about("port; the next free one of the following 100 if taken", least=0, most=65535)
+    )
+    tls_cert: str = field(default="", metadata=about("certificate file (PEM) to serve HTTPS with; empty: plain HTTP"))
+    tls_key: str = field(default="", metadata=about("its key; empty: in the same file"))
+    client_ca: str = field(
+        default="", metadata=about("who reads the metrics must show a certificate of this authority; empty: need not")
+    )
+    users_file: str = field(
+        default="", metadata=about("lines of user:password, one of which readers must give; empty: need not")
     )
 
 

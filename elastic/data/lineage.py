@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from elastic.events import Record, Restored, RunFinished, StepCommitted
+from elastic.events import Record, Restored, RunFinished, StepCommitted, Unknown
 
 Place = tuple[int, int]
 """(generation, start within it): a world of one that is started again keeps its generation's number."""
@@ -42,6 +42,9 @@ class Lineage:
 class _Generation:
     restored: list[Restored] = field(default_factory=list)
     steps: dict[int, dict[int, StepCommitted]] = field(default_factory=dict)
+
+
+_COUNTED = frozenset({Restored.kind, StepCommitted.kind, RunFinished.kind})
 
 
 def trace(records: Iterable[Record]) -> Lineage:
@@ -85,6 +88,8 @@ def _sort_out(records: Iterable[Record]) -> tuple[dict[Place, _Generation], int 
         event, rank = record.event, record.rank
         if isinstance(event, RunFinished):
             finished = event.consumed_samples
+        if isinstance(event, Unknown) and event.name in _COUNTED:
+            problems.append(f"generation {record.generation}: a {event.name} of another version: {event.reason}")
         if rank is None or not isinstance(event, Restored | StepCommitted):
             continue
         if isinstance(event, Restored):

@@ -1,12 +1,11 @@
 """Events: the one vocabulary of what happened. `kinds` says what there is, `records` how it is written and read."""
 
+from elastic.events.causes import Cause, Direction, Outcome
 from elastic.events.kinds import (
     AgentStarted,
-    Cause,
     CheckpointFailed,
     CheckpointRejected,
     CheckpointSaved,
-    Direction,
     Emit,
     Evaluated,
     Event,
@@ -18,7 +17,6 @@ from elastic.events.kinds import (
     NodesAwaited,
     Notice,
     OrderChosen,
-    Outcome,
     Recovered,
     ReplicasDiffered,
     Rescaled,
@@ -27,6 +25,7 @@ from elastic.events.kinds import (
     RunFinished,
     StepCommitted,
     StorageRetried,
+    Unknown,
     WorkerHung,
     WorkerLost,
     WorkerStarted,
@@ -65,6 +64,7 @@ __all__ = [
     "RunFinished",
     "StepCommitted",
     "StorageRetried",
+    "Unknown",
     "WorkerHung",
     "WorkerLost",
     "WorkerStarted",

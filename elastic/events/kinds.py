@@ -2,38 +2,10 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-
-class Cause(enum.StrEnum):
-    """Why a generation ended or a worker was started again."""
-
-    START = "start"
-    NODE_LOST = "node_lost"
-    NODE_JOINED = "node_joined"
-    NODE_LEFT = "node_left"
-    WORKER_EXIT = "worker_exit"
-    WORKER_SIGNAL = "worker_signal"
-    PEER_LOST = "peer_lost"
-    GROUP_FAILED = "group_failed"
-
-
-class Direction(enum.StrEnum):
-    """Which way a rescale went."""
-
-    UP = "up"
-    DOWN = "down"
-    SAME = "same"
-
-
-class Outcome(enum.StrEnum):
-    """How a job ended."""
-
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    PREEMPTED = "preempted"
+from elastic.events.causes import Cause, Direction, Outcome
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +26,8 @@ class AgentStarted(Event):
     exporter: str
     version: str
     torch_version: str
+    most_nodes: int = 0
+    """How many nodes the job may have; 0: not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +55,9 @@ class WorldFormed(Event):
     reason: str
     seconds: float
     leader: bool
+    budget: tuple[tuple[str, int, int], ...] = ()
+    """How many failures each reason allows without getting past `budget_step`, as (reason, still left, of how many)."""
+    budget_step: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,6 +129,8 @@ class Recovered(Event):
     path: str
     seconds: float
     lost_steps: int
+    stages: tuple[tuple[str, float], ...] = ()
+    """The parts of `seconds` on this node, as (stage, seconds): agree, start, group, restore, first_step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,6 +231,10 @@ class StepCommitted(Event):
     own_s: float | None = None
     """`seconds` without those in which this rank waited for others: who has many holds all up. None: not known."""
     local_rank: int = 0
+    data_s: float | None = None
+    """How long this rank waited for data since the step before. None: not known."""
+    save_s: float | None = None
+    """The same for saves and copies."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -286,6 +269,7 @@ class CheckpointFailed(Event):
     kind = "checkpoint_failed"
     iteration: int
     reason: str
+    tier: str = "disk"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -329,6 +313,18 @@ class RunFinished(Event):
     kind = "run_finished"
     iteration: int
     consumed_samples: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unknown(Event):
+    """A record of another version: one of a kind that this one has not, or without what this one needs of it."""
+
+    kind = "unknown"
+    name: str
+    """The kind that it says to be."""
+    fields: str
+    """What it tells, as JSON."""
+    reason: str
 
 
 class Emit(Protocol):

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from elastic.events.kinds import Cause, Direction, Event, Outcome
+from elastic.events.causes import Cause, Direction, Outcome
+from elastic.events.kinds import Event, Unknown
 
-EVENT_TYPES: dict[str, type[Event]] = {cls.kind: cls for cls in Event.__subclasses__()}
+EVENT_TYPES: dict[str, type[Event]] = {cls.kind: cls for cls in Event.__subclasses__() if cls is not Unknown}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,28 +37,47 @@ _HEAD = ("time_s", "node", "rank", "generation")
 
 
 def encode(record: Record) -> str:
-    """One line of JSON, without the newline."""
-    head = {name: getattr(record, name) for name in _HEAD} | {"kind": record.event.kind}
-    return json.dumps(head | dataclasses.asdict(record.event), separators=(",", ":"), default=str)
+    """One line of JSON, without the newline. What was read as Unknown is written as it came."""
+    event = record.event
+    head = {name: getattr(record, name) for name in _HEAD}
+    if isinstance(event, Unknown):
+        told = {"kind": event.name} | json.loads(event.fields)
+    else:
+        told = {"kind": event.kind} | dataclasses.asdict(event)
+    return json.dumps(head | told, separators=(",", ":"), default=str)
 
 
-def decode(line: str) -> Record | None:
-    """Read one line back; None for a kind that this version does not know.
+def decode(line: str) -> Record:
+    """Read one line back. Fields that this version does not know are left out.
 
     Raises:
-        ValueError: the line is not a record.
+        ValueError: the line is no record of any version.
     """
     try:
         raw: dict[str, Any] = json.loads(line)
         head = {name: raw.pop(name) for name in _HEAD}
-        cls = EVENT_TYPES.get(raw.pop("kind"))
-        if cls is None:
-            return None
-        known = {field.name: field.type for field in dataclasses.fields(cls)}
-        values = {name: _restore(known[name], value) for name, value in raw.items() if name in known}
-        return Record(event=cls(**values), **head)
+        name = raw.pop("kind")
+        return Record(event=_event(name, raw), **head)
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"not an event record: {line[:120]!r} ({error})") from error
+
+
+def _event(name: str, raw: dict[str, Any]) -> Event:
+    cls = EVENT_TYPES.get(name)
+    if cls is None:
+        return _unknown(name, raw, reason="this version has no such kind")
+    known = {field.name: field for field in dataclasses.fields(cls)}
+    missing = [each.name for each in known.values() if each.default is dataclasses.MISSING and each.name not in raw]
+    if missing:
+        return _unknown(name, raw, reason=f"it does not tell {', '.join(missing)}")
+    try:
+        return cls(**{each: _restore(known[each].type, value) for each, value in raw.items() if each in known})
+    except ValueError as error:
+        return _unknown(name, raw, reason=str(error))
+
+
+def _unknown(name: str, raw: dict[str, Any], *, reason: str) -> Unknown:
+    return Unknown(name=name, fields=json.dumps(raw, separators=(",", ":")), reason=reason)
 
 
 _ENUMS = {"Cause": Cause, "Direction": Direction, "Outcome": Outcome}
@@ -105,7 +125,7 @@ def merged_records(
 ) -> Iterator[Record]:
     """The same one by one, for runs that do not fit into memory. Each file must be in order, as its writer left it.
 
-    A line that is no record (of a disk that was full, of an older version) is passed over and told to `on_unreadable`.
+    A line that is no record (as of a disk that was full) is passed over and told to `on_unreadable`.
     With `few_steps`, of the steps that follow one another in a file only the first and the last are read, and the last
     64 of all: ten times as fast, and enough to know where a run is.
     """
@@ -118,12 +138,9 @@ def _records_of(path: Path, on_unreadable: Callable[[str], None], few_steps: boo
         lines = ((number, line) for number, line in enumerate(file, start=1) if line.endswith("\n") and len(line) > 1)
         for number, line in few_of(lines) if few_steps else lines:
             try:
-                record = decode(line)
+                yield decode(line)
             except ValueError as error:
                 on_unreadable(f"{path}:{number}: {error}")
-                continue
-            if record is not None:
-                yield record
 
 
 _A_STEP = '"kind":"step_committed"'
@@ -149,5 +166,5 @@ def few_of(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
 def _complete_records(path: Path) -> Iterator[Record]:
     text = path.read_text()
     for line in text[: text.rfind("\n") + 1].splitlines():
-        if line and (record := decode(line)) is not None:
-            yield record
+        if line:
+            yield decode(line)

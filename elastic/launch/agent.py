@@ -58,7 +58,9 @@ class Agent(LocalElasticAgent):
         self._workers: WorkerProcesses | None = None
         forks = stage.ready.fork if stage.ready is not None else _none
         self._starter = Starter(
-            handler_with(forks), place=lambda pid, place: stage.server.place(pid, place), extra=self._told_anew
+            handler_with(forks, lend=stage.lend),
+            place=lambda pid, place: stage.server.place(pid, place),
+            extra=self._told_anew,
         )
         self._grace_s = float(kwargs.get("shutdown_timeout") or 30)
 
@@ -134,6 +136,7 @@ class Agent(LocalElasticAgent):
         group.master_port = membership.store_port
         self._stage.export({GENERATION: str(membership.generation)})
         self._stage.begin_generation()
+        self._stage.name_workers({each.local_rank: each.global_rank for each in group.workers}, membership.generation)
         pids = self._start_workers(group)
         context = self._pcontext
         assert context is not None  # _start_workers made it
@@ -289,6 +292,7 @@ class Agent(LocalElasticAgent):
             self._stage.observer.emit(Fencing(what="agent", reason=text))
         self._stage.observer.emit(JobEnded(outcome=outcome, exit_code=int(exit_code), reason=text[:2000]))
         if exit_code != ExitCode.DONE:
+            self._stage.settle_output()
             last_word(text)
         raise SystemExit(int(exit_code))
 

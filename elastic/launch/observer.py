@@ -12,12 +12,14 @@ from elastic.events import (
     Direction,
     Event,
     EventFile,
+    GroupReady,
     Record,
     Recovered,
     Rescaled,
     Restored,
     StepCommitted,
     WorkerStarted,
+    WorkerStayed,
     decode,
 )
 from elastic.launch.recovery import RecoveryWatch
@@ -32,13 +34,15 @@ class Observer:
     """Safe from any thread."""
 
     def __init__(
-        self, *, node: str, file: EventFile, metrics: Metrics, clock: Clock, is_leader: Callable[[], bool]
-    ) -> None:
+        self, *, node: str, file: EventFile, metrics: Metrics, clock: Clock, is_leader: Callable[[], bool],
+        noted: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        """`noted` is called after each event that is rarer than a step."""
         self._node = node
         self._file = file
         self._metrics = metrics
         self._clock = clock
-        self._is_leader = is_leader
+        self._is_leader, self._noted = is_leader, noted
         self._generation = 0
         self._watch = RecoveryWatch()
         self._pace = Pace(advanced_s=clock.monotonic_s())
@@ -68,40 +72,44 @@ class Observer:
 
     def emit(self, event: Event) -> None:
         """An event of the agent itself."""
-        record = Record(
-            time_s=self._clock.wall_s(), node=self._node, rank=None, generation=self._generation, event=event
-        )
+        record = self._record(event)
         try:
             self._file.append(record)
         except OSError as error:
             logger.error("an event could not be written (%s): %s", error, event)
         self._metrics.apply(record)
-        if isinstance(event, WorkerStarted):
+        self._noted()
+        if isinstance(event, WorkerStarted | WorkerStayed):
             with self._lock:
-                self._watch.started(event.path)
+                self._watch.reached("start", now_s=self._clock.monotonic_s())
+                if isinstance(event, WorkerStarted):
+                    self._watch.started(event.path)
 
     def fault(self, cause: Cause) -> None:
         """This node's part of the generation is over, now."""
+        self._metrics.generation_ended()
         with self._lock:
             self._watch.fault(cause, generation=self._generation, now_s=self._clock.monotonic_s())
 
     def worker_said(self, line: str) -> None:
         """An encoded record of a worker. It is in the event file already."""
         record = decode(line)
-        if record is None:
-            return
         self._metrics.apply(record)
+        if not isinstance(record.event, StepCommitted):
+            self._noted()
         recovered: Recovered | None = None
         now_s = self._clock.monotonic_s()
         with self._lock:
             step = record.event.iteration if isinstance(record.event, StepCommitted) else None
             self._pace = self._pace.advanced(step=step, now_s=now_s)
-            if isinstance(record.event, Restored):
+            if isinstance(record.event, GroupReady):
+                self._watch.reached("group", now_s=now_s)
+            elif isinstance(record.event, Restored):
                 self._watch.restored(record.event)
+                self._watch.reached("restore", now_s=now_s)
             elif isinstance(record.event, StepCommitted):
                 recovered = self._watch.committed(record.event, generation=record.generation, now_s=now_s)
-        if recovered is not None and self._is_leader():
-            self.emit(recovered)
+        if recovered is not None and self._tell_of_job(recovered):
             logger.info(
                 "going on after %s: %.2f s, %d steps to do again",
                 recovered.cause,
@@ -114,10 +122,21 @@ class Observer:
         self._generation = world.generation
         with self._lock:
             self._pace = Pace(advanced_s=self._clock.monotonic_s())
-        if not self._is_leader() or previous is None:
-            return
-        for event in changes(previous, world):
+            self._watch.reached("agree", now_s=self._clock.monotonic_s())
+        if previous is not None:
+            for event in changes(previous, world):
+                self._tell_of_job(event)
+
+    def _tell_of_job(self, event: Event) -> bool:
+        """What every agent finds out and only the leader tells. Returns whether it was told."""
+        if self._is_leader():
             self.emit(event)
+            return True
+        self._metrics.apply(self._record(event))
+        return False
+
+    def _record(self, event: Event) -> Record:
+        return Record(time_s=self._clock.wall_s(), node=self._node, rank=None, generation=self._generation, event=event)
 
 
 def changes(previous: World, world: World) -> list[Event]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from elastic.events import Cause, Recovered, Restored, StepCommitted
-from elastic.metrics.definitions import OTHER, PATHS
+from elastic.metrics.definition import OTHER
+from elastic.metrics.definitions import PATHS, STAGES
 
 RUNGS = PATHS[: PATHS.index(OTHER)]
 """How a worker came to its generation: it stayed, it was forked from a ready one, or it is a new Python."""
@@ -34,13 +35,19 @@ class RecoveryWatch:
         self._fault: Fault | None = None
         self._restored_steps: int | None = None
         self._path = RUNGS[0]
+        self._ends_s: dict[str, float] = {}
 
     def fault(self, cause: Cause, *, generation: int, now_s: float) -> None:
         """A generation ended. A recovery is counted from the first fault since a newer generation's step."""
         self._restored_steps = None
         self._path = RUNGS[0]
+        self._ends_s.clear()
         if self._fault is None:
             self._fault = Fault(cause=cause, at_s=now_s, reached_steps=self.step, generation=generation)
+
+    def reached(self, stage: str, *, now_s: float) -> None:
+        """A stage has come to its end, for this node's last worker so far."""
+        self._ends_s[stage] = now_s
 
     def started(self, path: str) -> None:
         """A worker of the next generation was started so. The slowest way is what the recovery took."""
@@ -67,10 +74,21 @@ class RecoveryWatch:
             self._fault = replace(fault, reached_steps=max(fault.reached_steps, event.iteration))
             return None
         self._fault = None
+        self._ends_s[STAGES[-1]] = now_s
         back_at = self._restored_steps if self._restored_steps is not None else event.iteration - 1
         return Recovered(
             cause=fault.cause,
             path=self._path,
             seconds=now_s - fault.at_s,
             lost_steps=max(0, fault.reached_steps - back_at),
+            stages=self._stages(fault.at_s),
         )
+
+    def _stages(self, begin_s: float) -> tuple[tuple[str, float], ...]:
+        found, reached_s = [], begin_s
+        for stage in STAGES:
+            end_s = self._ends_s.get(stage)
+            if end_s is not None:
+                found.append((stage, max(0.0, end_s - reached_s)))
+                reached_s = max(reached_s, end_s)
+        return tuple(found)

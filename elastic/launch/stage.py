@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import sys
 import uuid
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -23,22 +24,23 @@ from elastic.events import AgentStarted, EventFile, WorldFormed
 from elastic.launch.hang import Bounds
 from elastic.launch.hang_watch import HangWatch
 from elastic.launch.interface import interface_of
+from elastic.launch.journal import Journal, JournalHandler
 from elastic.launch.leaving import Wishes, listen
 from elastic.launch.likeness import likeness_of
-from elastic.launch.observer import Observer
+from elastic.launch.output import Output
 from elastic.launch.processes import WakePipe
 from elastic.launch.ready import ReadyWorkers
 from elastic.launch.server import Callbacks, WorkerServer
 from elastic.launch.signals import LeaveSignals
 from elastic.launch.stall_watch import StallWatch
+from elastic.launch.telemetry import Telemetry, Who
 from elastic.launch.torch_details import take_signals
 from elastic.launch.words import Words
 from elastic.lease import LeasePage
 from elastic.lifetime import AGENT_PID
 from elastic.link import Answer, Failure, Stays
-from elastic.metrics.exporter import Exporter
-from elastic.metrics.fold import Metrics
 from elastic.rendezvous.assemble import assemble
+from elastic.rendezvous.budget import left
 from elastic.rendezvous.membership import Membership
 from elastic.rendezvous.model import FailureReport, Phase
 from elastic.rendezvous.model import World as Agreed
@@ -76,20 +78,17 @@ class Stage:
         self.ready: ReadyWorkers | None = None
         """What forks the workers; None where each is a new Python."""
         self.signals = LeaveSignals(on_signal=self.wake.wake)
-        self._agent, self._metrics = uuid.uuid4().hex, Metrics(clock=clock)
+        self._agent = uuid.uuid4().hex
         self._words = Words(wake=self.wake.wake)
         self._previous: Agreed | None = None
         self._member, self._outer = False, dict[str, str | None]()
+        self._output: Output | None = None
         self._stack = ExitStack()
         save_root, name = settings.checkpoint.save_path, f"{node}-{self._agent[:8]}.jsonl"
         self._events_path = Path(local_dir(save_root)).absolute() / "events" / name
-        self.observer = Observer(
-            node=node,
-            file=EventFile(self._events_path),
-            metrics=self._metrics,
-            clock=clock,
-            is_leader=lambda: self.coordinator.is_leader,
-        )
+        who = Who(node=node, agent=self._agent, leads=lambda: self.coordinator.is_leader, clock=clock)
+        self._telemetry = Telemetry(settings.metrics, who=who, events=self._events_path.parent)
+        self.observer = self._telemetry.observer(EventFile(self._events_path))
         self._wishes = Wishes(emit=self.observer.emit, leave=self.signals.ask)
         self._page = LeasePage.create()
         self._stack.callback(self._page.remove)
@@ -108,6 +107,7 @@ class Stage:
             emit=self.observer.emit,
             page=self._page,
             on_drain=self._wishes.drained,
+            on_request=self._telemetry.metrics.store_request,
         )
         self.coordinator = self.handler.coordinator
         limit_s = settings.rendezvous.unconfirmed_limit_s
@@ -131,7 +131,8 @@ class Stage:
         self._stack.callback(self.wake.close)
         self._stack.callback(self.observer.close)
         self._stack.callback(self._restore_environ)
-        exporter = self._start_exporter()
+        self._output = self._open_output(slots)
+        exporter = self._telemetry.start(self._stack)
         self.observer.emit(
             AgentStarted(
                 job_id=self.handler.get_run_id(),
@@ -140,6 +141,7 @@ class Stage:
                 exporter=exporter,
                 version=__version__,
                 torch_version=str(torch.__version__),
+                most_nodes=self.coordinator.options.max_nodes,
             )
         )
         self.server = WorkerServer(
@@ -169,6 +171,7 @@ class Stage:
         self.signals.check()
         self.coordinator.start(slots=slots, exporter=exporter, ask=self.ready is None)
         self._member = True
+        self._telemetry.metrics.watch_lease(lambda: self.coordinator.lease_valid_until_s)
         listen(self._wishes, settings=self._settings, drain=self.handler.drain, stack=self._stack)
         self.signals.check()
 
@@ -203,6 +206,11 @@ class Stage:
         membership = dataclasses.replace(membership, world=world)
         self.observer.new_generation(world, previous=self._previous)
         self._previous = world
+        self._telemetry.totals.new_generation()
+        limits = self.coordinator.options
+        budget, step = left(
+            world.failures, no_progress_limit=limits.no_progress_limit, bucket_limit=limits.bucket_limit
+        )
         self.observer.emit(
             WorldFormed(
                 world_size=world.world_size,
@@ -213,6 +221,8 @@ class Stage:
                 reason=world.reason,
                 seconds=membership.seconds,
                 leader=self.coordinator.is_leader,
+                budget=budget,
+                budget_step=step,
             )
         )
         logger.info(
@@ -256,6 +266,38 @@ class Stage:
             return Answer(granted=verdict.granted, reason=verdict.reason, stale=verdict.stale)
         return Answer(granted=False, reason=f"the agent does not know the request {what!r}; versions differ")
 
+    def lend(self, local_rank: int) -> tuple[int, int] | None:
+        """What a new worker prints to; None: to where this agent does."""
+        return None if self._output is None else self._output.lend(local_rank)
+
+    def name_workers(self, ranks: Mapping[int, int], generation: int) -> None:
+        """Who this node's workers are from now on, by their local ranks."""
+        if self._output is not None:
+            self._output.name(ranks, generation=generation)
+
+    def settle_output(self) -> None:
+        """What workers have printed is on the screen when this returns."""
+        if self._output is not None:
+            self._output.settle()
+
+    def _open_output(self, slots: int) -> Output | None:
+        wanted = self._settings.launch
+        if not wanted.collect_output:
+            return None
+        journal = None
+        if wanted.log_bytes:
+            directory = self._events_path.parent.with_name("logs")
+            journal = Journal(directory, node=self._node, most_bytes=wanted.log_bytes, kept=wanted.logs_kept)
+            handler = JournalHandler(journal)
+            ours = logging.getLogger("elastic")
+            ours.addHandler(handler)
+            self._stack.callback(ours.removeHandler, handler)
+        output = Output(
+            node=self._node, workers=slots, journal=journal, clock=self.clock, out=sys.stdout, err=sys.stderr
+        )
+        self._stack.callback(output.stop)
+        return output
+
     def _make_arenas(self, slots: int) -> list[str]:
         """Memory for the workers' snapshots: it outlives them, and is gone with this process."""
         made = [anonymous_arena("elastic-arena") for _ in range(ARENAS_EACH * slots)]
@@ -275,16 +317,6 @@ class Stage:
             stack=self._stack,
         )
         return self.stall.hangs.paths
-
-    def _start_exporter(self) -> str:
-        wanted = self._settings.metrics
-        if not wanted.enabled:
-            return ""
-        exporter = Exporter(self._metrics, host=wanted.host, port=wanted.port)
-        address = exporter.start()
-        self._stack.callback(exporter.stop)
-        logger.info("metrics at http://%s/metrics", address)
-        return address
 
     def _interface(self) -> dict[str, str]:
         """Where the workers' gloo shall bind, unless somebody said so already."""

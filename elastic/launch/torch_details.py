@@ -9,6 +9,7 @@ together, and leaves only the start of the process to its method `_popen`.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
@@ -31,7 +32,10 @@ SIGNAL_HANDLER_NAME = "_terminate_process_handler"
 STARTER_NAME = "get_subprocess_handler"
 _USED_OF_AGENT = ("_invoke_run", "_start_workers", "_shutdown", "_worker_group", "_pcontext")
 
-_USED_OF_HANDLER = ("self._popen(args_str, env_vars)", "self._stdout = open(", "self._stderr = open(")
+_USED_OF_HANDLER = (
+    *("self._popen(args_str, env_vars)", "self._stdout = open(", "self._stderr = open("),
+    *("stdout=self._stdout", "stderr=self._stderr", "self.local_rank_id = "),
+)
 
 
 def put_agent_in_place(build: Callable[..., Any]) -> None:
@@ -57,14 +61,26 @@ Start = Callable[[Sequence[str], Mapping[str, str], Sequence[int]], Any]
 """Of command, variables and descriptors for input, output and error: a process, or None where torch shall start it."""
 
 
-def handler_with(start: Start) -> Callable[..., Any]:
-    """Torch's own way to start a worker, but for the process itself, which `start` makes."""
+Lend = Callable[[int], "tuple[int, int] | None"]
+"""Of a local rank: descriptors for a worker's output and error, to be closed here; None: it has the agent's own."""
+
+
+def handler_with(start: Start, *, lend: Lend = lambda local_rank: None) -> Callable[..., Any]:
+    """Torch's own way to start a worker, but for the process itself, which `start` makes, and what it prints to."""
 
     class Handler(SubprocessHandler):
         def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> Any:
-            files = [0, *(file.fileno() if file else n for n, file in ((1, self._stdout), (2, self._stderr)))]
-            started = start(args, env, files)
-            return super()._popen(args, env) if started is None else started
+            own = self._stdout, self._stderr
+            with contextlib.ExitStack() as stack:
+                lent = [stack.enter_context(open(end, "w")) for end in lend(self.local_rank_id) or ()]
+                if lent:  # files that torchrun was asked for come first
+                    self._stdout, self._stderr = (mine or pipe for mine, pipe in zip(own, lent, strict=True))
+                files = [0, *(file.fileno() if file else n for n, file in ((1, self._stdout), (2, self._stderr)))]
+                try:
+                    started = start(args, env, files)
+                    return super()._popen(args, env) if started is None else started
+                finally:
+                    self._stdout, self._stderr = own
 
     return Handler
 

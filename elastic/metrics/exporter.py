@@ -1,21 +1,31 @@
-"""Serves an agent's metrics over HTTP: /metrics, /livez, /readyz."""
+"""Serves an agent's metrics over HTTP or HTTPS: /metrics, /livez, /readyz, /startupz.
+
+Not the library's own server: that one has no probes, tells nobody of a port that is taken, answers every path and
+method with the metrics, and cannot be told who asks.
+"""
 
 from __future__ import annotations
 
 import errno
 import socket
+import ssl
 import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, choose_encoder, generate_latest
+from prometheus_client.metrics_core import Metric
 
 from elastic.errors import UsageError
+from elastic.metrics.access import Access, Guard
 from elastic.metrics.fold import Metrics
 
 PORTS_TRIED = 101
 """The wanted port and the next hundred: several agents on one machine find each their own."""
 
+OPEN = Access()
 _CLIENT_TIMEOUT_S = 10.0
 _STOP_POLL_S = 0.1
 _TAKEN = (errno.EADDRINUSE, errno.EACCES)
@@ -24,8 +34,8 @@ _TAKEN = (errno.EADDRINUSE, errno.EACCES)
 class Exporter:
     """One HTTP server in daemon threads. `stop` leaves no thread, socket or connection behind."""
 
-    def __init__(self, metrics: Metrics, *, host: str, port: int) -> None:
-        self._metrics = metrics
+    def __init__(self, metrics: Metrics, *, host: str, port: int, access: Access = OPEN) -> None:
+        self._metrics, self._access = metrics, access
         self._host = host
         self._port = port
         self._server: _Server | None = None
@@ -34,12 +44,15 @@ class Exporter:
     def start(self) -> str:
         """Listen, on the next free port if the wanted one is taken; return the "host:port" really bound.
 
+        With TLS "https://" comes before it.
+
         Raises:
-            UsageError: the address is not one of this machine's, or none of the ports is free.
+            UsageError: the address is not one of this machine's, none of the ports is free, or a file is not usable.
         """
         if self._server is not None:
             raise RuntimeError("the exporter is running already")
-        self._server = _listen(self._metrics, host=self._host, port=self._port)
+        guard = Guard(self._access, host=self._host)
+        self._server = _listen(self._metrics, guard, host=self._host, port=self._port)
         self._thread = threading.Thread(
             target=self._server.serve_forever,
             kwargs={"poll_interval": _STOP_POLL_S},
@@ -48,7 +61,8 @@ class Exporter:
         )
         self._thread.start()
         bound = self._server.server_address[1]
-        return f"[{self._host}]:{bound}" if ":" in self._host else f"{self._host}:{bound}"
+        address = f"[{self._host}]:{bound}" if ":" in self._host else f"{self._host}:{bound}"
+        return f"https://{address}" if self._access.secure else address
 
     def stop(self) -> None:
         """Stop serving and cut open connections. Without effect if it does not run."""
@@ -60,7 +74,7 @@ class Exporter:
             server.server_close()
 
 
-def _listen(metrics: Metrics, *, host: str, port: int) -> _Server:
+def _listen(metrics: Metrics, guard: Guard, *, host: str, port: int) -> _Server:
     last = min(port + PORTS_TRIED, 65536) if port else 1
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
@@ -68,7 +82,7 @@ def _listen(metrics: Metrics, *, host: str, port: int) -> _Server:
         raise UsageError(f"metrics.host {host!r} is not an address: {error}; 0.0.0.0 listens on all") from error
     for candidate in range(port, last):
         try:
-            return _Server((host, candidate), metrics, family)
+            return _Server((host, candidate), metrics, guard, family)
         except OSError as error:
             if error.errno not in _TAKEN:
                 text = f"metrics.host {host!r}: cannot listen there ({error.strerror}); use an address of this machine"
@@ -81,9 +95,9 @@ class _Server(HTTPServer):
 
     request_queue_size = 16
 
-    def __init__(self, address: tuple[str, int], metrics: Metrics, family: socket.AddressFamily) -> None:
+    def __init__(self, address: tuple[str, int], metrics: Metrics, guard: Guard, family: socket.AddressFamily) -> None:
         self.address_family = family
-        self.metrics = metrics
+        self.metrics, self.guard = metrics, guard
         self._open: dict[threading.Thread, socket.socket] = {}
         self._open_lock = threading.Lock()
         super().__init__(address, _Handler)
@@ -112,6 +126,8 @@ class _Server(HTTPServer):
 
     def _serve(self, request: socket.socket, client_address: object) -> None:
         try:
+            request = self.guard.wrap(request)
+            self._shake_hands(request)
             self.finish_request(request, client_address)
         except OSError:
             pass  # The client went away, was too slow, or we are stopping: nobody is left to tell.
@@ -119,6 +135,15 @@ class _Server(HTTPServer):
             self.shutdown_request(request)
             with self._open_lock:
                 self._open.pop(threading.current_thread(), None)
+
+    def _shake_hands(self, request: socket.socket) -> None:
+        """For TLS. Done here, in the client's own thread, since a client may be slow at it."""
+        if not isinstance(request, ssl.SSLSocket):
+            return
+        with self._open_lock:
+            self._open[threading.current_thread()] = request
+        request.settimeout(_CLIENT_TIMEOUT_S)
+        request.do_handshake()
 
 
 def _cut(request: socket.socket) -> None:
@@ -129,7 +154,7 @@ def _cut(request: socket.socket) -> None:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """GET and HEAD of three paths."""
+    """GET and HEAD of four paths."""
 
     server: _Server
     timeout = _CLIENT_TIMEOUT_S
@@ -139,15 +164,11 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
         if path == "/metrics":
-            content_type, body = _render(self.server.metrics, self.headers.get("Accept", ""))
-            self._answer(HTTPStatus.OK, content_type, body)
-        elif path == "/livez":
-            self._answer_text(HTTPStatus.OK, "ok")
-        elif path == "/readyz":
-            state = self.server.metrics.readiness()
-            self._answer_text(HTTPStatus.OK if state.ready else HTTPStatus.SERVICE_UNAVAILABLE, state.reason)
+            self._tell_metrics()
+        elif path in ("/livez", "/readyz", "/startupz"):
+            self._answer_probe(path)
         else:
-            self._answer_text(HTTPStatus.NOT_FOUND, "there are /metrics, /livez and /readyz")
+            self._answer_text(HTTPStatus.NOT_FOUND, "there are /metrics, /livez, /readyz and /startupz")
 
     do_HEAD = do_GET
 
@@ -161,6 +182,31 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  (the base class's name)
         """No access log: a scrape is not news."""
 
+    def _tell_metrics(self) -> None:
+        refusal = self.server.guard.judge(self.connection, self.headers.get("Authorization", ""))
+        if refusal is not None:
+            asks = refusal.status is HTTPStatus.UNAUTHORIZED
+            headers = (("WWW-Authenticate", 'Basic realm="elastic", charset="UTF-8"'),) if asks else ()
+            self._answer_text(refusal.status, refusal.text, *headers)
+            return
+        content_type, body = _render(self.server.metrics, self.headers.get("Accept", ""), reader=self._reader())
+        self._answer(HTTPStatus.OK, content_type, body)
+
+    def _answer_probe(self, path: str) -> None:
+        """Alive: this process answers, whatever it waits for. Started: the agent is up. Ready: in a generation."""
+        state = self.server.metrics.readiness()
+        good = {"/livez": True, "/readyz": state.ready, "/startupz": state.started}[path]
+        reason = "ok" if path == "/livez" or (good and path == "/startupz") else state.reason
+        if not self.server.guard.open:
+            reason = "ok" if good else "no"
+        self._answer_text(HTTPStatus.OK if good else HTTPStatus.SERVICE_UNAVAILABLE, reason)
+
+    def _reader(self) -> str | None:
+        """Who scrapes; all scrapers that are like Prometheus send this header, and people do not."""
+        if "X-Prometheus-Scrape-Timeout-Seconds" not in self.headers:
+            return None
+        return f"{self.client_address[0]} {self.headers.get('User-Agent', '')[:100]}"
+
     def _answer_text(self, status: HTTPStatus, text: str, *headers: tuple[str, str]) -> None:
         self._answer(status, "text/plain; charset=utf-8", f"{text}\n".encode(), *headers)
 
@@ -173,10 +219,21 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
 
-def _render(metrics: Metrics, accept: str) -> tuple[str, bytes]:
+@dataclass(frozen=True)
+class _Scrape:
+    """Stands for the library's registry in one scrape: the metrics as this reader is to see them."""
+
+    metrics: Metrics
+    reader: str | None
+
+    def collect(self) -> Iterable[Metric]:
+        return self.metrics.collect(self.reader)
+
+
+def _render(metrics: Metrics, accept: str, *, reader: str | None) -> tuple[str, bytes]:
     """The content type that the client and the library agree on, and all metrics in it."""
     try:
         encoder, content_type = choose_encoder(accept)
     except (ValueError, TypeError):  # What the library raises for a version that is no number: plain text then.
         encoder, content_type = generate_latest, CONTENT_TYPE_PLAIN_0_0_4
-    return content_type, encoder(metrics.registry)
+    return content_type, encoder(_Scrape(metrics, reader))

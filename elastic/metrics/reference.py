@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from elastic.metrics.definitions import DEFINITIONS, Definition
+from elastic.metrics.definition import Definition
+from elastic.metrics.definitions import DEFINITIONS
 
 
 def metrics_table() -> str:
     """A Markdown table with one row for each metric."""
-    rows = ["| Metric | Type | Labels | Over agents | Meaning |", "| --- | --- | --- | --- | --- |"]
+    rows = ["| Metric | Type | Labels | From | Over agents | Meaning |", "| --- | --- | --- | --- | --- | --- |"]
     rows.extend(_row(definition) for definition in DEFINITIONS)
     return "\n".join(rows) + "\n"
 
@@ -16,4 +17,5 @@ def _row(definition: Definition) -> str:
     labels = "<br>".join(
         f"`{name}`: {', '.join(values) if values else 'one value'}" for name, values in definition.labels
     )
-    return f"| `{definition.name}` | {definition.kind} | {labels} | {definition.over} | {definition.help} |"
+    source = "leader" if definition.job else "each agent"
+    return f"| `{definition.name}` | {definition.kind} | {labels} | {source} | {definition.over} | {definition.help} |"

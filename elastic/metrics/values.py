@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import bisect
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from elastic.metrics.definitions import Definition, Kind
+from elastic.metrics.definition import Definition, Kind
 
 Labels = tuple[str, ...]
 
@@ -45,12 +46,6 @@ class Values:
         with self._lock:
             self._series[definition].numbers[definition.bounded(labels)] = float(value)
 
-    def clear(self, definition: Definition) -> None:
-        """Forget all values of a gauge: it is absent until it is set again."""
-        self._require(definition, Kind.GAUGE)
-        with self._lock:
-            self._series[definition].numbers.clear()
-
     def add(self, definition: Definition, amount: float, *labels: str) -> None:
         """Let a counter grow. A negative amount raises ValueError."""
         self._require(definition, Kind.COUNTER)
@@ -78,6 +73,42 @@ class Values:
             families = [_family(definition, series) for definition, series in self._series.items()]
         return [family for family in families if family.samples]
 
+    def to_plain(self) -> dict[str, Any]:
+        """All counters and histograms, as JSON. Gauges are of their moment only."""
+        with self._lock:
+            return {
+                definition.name: [
+                    *([list(labels), value] for labels, value in series.numbers.items()),
+                    *([list(labels), [state.total, *state.counts]] for labels, state in series.buckets.items()),
+                ]
+                for definition, series in self._series.items()
+                if definition.kind is not Kind.GAUGE
+            }
+
+    def adopt(self, plain: Mapping[str, Any]) -> None:
+        """Go on from what `to_plain` gave; what another version had and this one has not is left out.
+
+        Raises:
+            TypeError, ValueError, KeyError: it is none of ours; then nothing is changed.
+        """
+        found = [
+            (definition, tuple(labels), value)
+            for definition in self._series
+            for labels, value in plain.get(definition.name, ())
+            if definition.bounded(tuple(labels)) == tuple(labels)
+        ]
+        numbers = [each for each in found if each[0].kind is Kind.COUNTER]
+        histograms = [
+            each for each in found if each[0].kind is Kind.HISTOGRAM and len(each[2]) == len(each[0].buckets) + 2
+        ]
+        checked = [(definition, labels, float(value)) for definition, labels, value in numbers]
+        whole = [(definition, labels, _buckets(value)) for definition, labels, value in histograms]
+        with self._lock:
+            for definition, labels, number in checked:
+                self._series[definition].numbers[labels] = number
+            for definition, labels, state in whole:
+                self._series[definition].buckets[labels] = state
+
     @staticmethod
     def _begin(definition: Definition) -> _Series:
         if not definition.from_start:
@@ -92,6 +123,11 @@ class Values:
     def _require(definition: Definition, kind: Kind) -> None:
         if definition.kind is not kind:
             raise TypeError(f"{definition.name} is a {definition.kind}, not a {kind}")
+
+
+def _buckets(plain: Iterable[Any]) -> _Buckets:
+    total, *counts = plain
+    return _Buckets(counts=[int(count) for count in counts], total=float(total))
 
 
 def _family(definition: Definition, series: _Series) -> Metric:

@@ -158,6 +158,9 @@ class Chronicle:
             self._worlds.append((event.start, event.world_size))
 
     def _save(self, record: Record, event: events.CheckpointSaved | events.CheckpointFailed) -> None:
+        if isinstance(event, events.CheckpointFailed) and event.tier != "disk":
+            self._count(f"failed copies: {event.tier}")
+            return
         if isinstance(event, events.CheckpointFailed):
             self._count("failed saves")
             self._saves.append(_failed(record.time_s, event))

@@ -23,11 +23,14 @@ class Target:
 
     agent: Agent
     place: str
+    secure: bool = False
     problem: str = ""
 
     def to_plain(self) -> Mapping[str, object]:
         """One group of a file of `file_sd_configs`."""
-        return {"targets": [self.place], "labels": {"job_id": self.agent.job_id, "node": self.agent.node}}
+        scheme = {"__scheme__": "https"} if self.secure else {}
+        labels = {"job_id": self.agent.job_id, "node": self.agent.node} | scheme
+        return {"targets": [self.place], "labels": labels}
 
 
 def targets(agents: Iterable[Agent]) -> list[Target]:
@@ -37,7 +40,8 @@ def targets(agents: Iterable[Agent]) -> list[Target]:
 
 
 def _target(agent: Agent) -> Target:
-    host, _, port = agent.exporter.rpartition(":")
+    secure = agent.exporter.startswith("https://")
+    host, _, port = agent.exporter.removeprefix("https://").rpartition(":")
     host = host.strip("[]")
     if not host or not port:
         return Target(agent=agent, place="", problem=f"{agent.node} serves no metrics")
@@ -48,7 +52,7 @@ def _target(agent: Agent) -> Target:
         return Target(
             agent=agent, place="", problem=f"{agent.node} serves its metrics on {host} only, for itself; {remedy}"
         )
-    return Target(agent=agent, place=f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+    return Target(agent=agent, place=f"[{host}]:{port}" if ":" in host else f"{host}:{port}", secure=secure)
 
 
 def _is(host: str, what: str) -> bool:

@@ -24,9 +24,11 @@ from elastic.rendezvous.drain import DrainWatch
 from elastic.rendezvous.etcd import EtcdStore
 from elastic.rendezvous.handler import EtcdV3Handler
 from elastic.rendezvous.keys import Keys
+from elastic.rendezvous.kv import KeyValueStore
 from elastic.rendezvous.lease_keeper import KeeperProcess
 from elastic.rendezvous.options import RendezvousOptions
 from elastic.rendezvous.parameters import options_from
+from elastic.rendezvous.timed import OnRequest, TimedStore
 from elastic.rendezvous.torch_store import TorchStores
 
 
@@ -54,11 +56,12 @@ def assemble(
     emit: Emit = _ignore,
     page: LeasePage | None = None,
     on_drain: Callable[[str], None] | None = None,
+    on_request: OnRequest | None = None,
 ) -> EtcdV3Handler:
     """A handler for these parameters; --rdzv-conf beats the settings. The number of workers is told at `start`.
 
     With a `page` the lease is kept by a process of its own too, and the page tells the workers how long it holds.
-    `on_drain` hears why a person wants this node to leave.
+    `on_drain` hears why a person wants this node to leave, `on_request` how long etcd takes.
 
     Raises:
         ConfigError: endpoints or options that cannot be understood. StoreUnavailable: no way to any endpoint.
@@ -75,7 +78,8 @@ def assemble(
         root_generation=root_generation,
         named=named,
     )
-    store = EtcdStore(options, clock=clock)
+    etcd = EtcdStore(options, clock=clock)
+    store = etcd if on_request is None else TimedStore(etcd, clock=clock, on_request=on_request)
     coordinator = Coordinator(
         store,
         options=options,
@@ -97,7 +101,7 @@ def assemble(
 
 
 def _drain_watch(
-    store: EtcdStore, options: RendezvousOptions, identity: AgentIdentity, on_drain: Callable[[str], None]
+    store: KeyValueStore, options: RendezvousOptions, identity: AgentIdentity, on_drain: Callable[[str], None]
 ) -> DrainWatch:
     keys = Keys.of(prefix=options.prefix, job_id=options.job_id)
     return DrainWatch(store, keys=keys, agent=identity.agent, on_drain=on_drain)

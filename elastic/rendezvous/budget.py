@@ -93,6 +93,22 @@ def judge(
     return _blame(judgement, own=own)
 
 
+def left(
+    history: Sequence[Failure], *, no_progress_limit: int, bucket_limit: int
+) -> tuple[tuple[tuple[str, int, int], ...], int]:
+    """What is left of each budget after these failures, as (reason, left, of how many), and the step to get past."""
+    spent = {
+        "worker": (_OWN, no_progress_limit),
+        "group": (frozenset({Bucket.GROUP}), bucket_limit),
+        "peer": (frozenset({Bucket.PEER}), bucket_limit),
+    }
+    rows = tuple(
+        (reason, max(0, most - len(_generations(one for one in history if one.bucket in buckets))), most)
+        for reason, (buckets, most) in spent.items()
+    )
+    return rows, max((failure.step for failure in history), default=0)
+
+
 def _known(
     history: tuple[Failure, ...], *, own: Sequence[Reported], barred: Sequence[Barred], needed: bool
 ) -> Judgement | None:

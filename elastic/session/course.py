@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from elastic.activity import Activity, Doing
+from elastic.activity import Activity
 from elastic.checkpoint.draft import SaveMeta
 from elastic.checkpoint.places import share
 from elastic.checkpoint.policy import Signs
@@ -29,6 +29,7 @@ from elastic.plan.order import ORDER_VERSION
 from elastic.plan.progress import global_step_view, scale_by_global_batch
 from elastic.plan.tree import Spread
 from elastic.session.source import DataSource, settle
+from elastic.session.spent import Spent
 from elastic.session.step import Step, StepParts
 from elastic.world import World
 
@@ -78,7 +79,7 @@ class Course:
         self._go_to(restored)
         self._known_states: Mapping[int, str] = self._settled.states
         self._loader = self._new_loader()
-        self._step_began_s, self._waited_s = clock.monotonic_s(), self.activity.total_s(Doing.WAITING)
+        self._spent = Spent(lambda doing: self.activity.total_s(doing), clock=clock)
         self._losses: deque[float] = deque(maxlen=_LOSSES)
         self._grad_norm: float | None = None
         self._grad_norms: deque[float] = deque(maxlen=_LOSSES)
@@ -146,7 +147,7 @@ class Course:
             activity=self.activity,
             judged=due(self.iteration + 1, self._counted(start, stop)) or stop >= self._total_samples,
         )
-        self._step_began_s, self._waited_s = self._clock.monotonic_s(), self.activity.total_s(Doing.WAITING)
+        self._spent.begin()
         return Step(parts, iteration=self.iteration + 1, start=start, stop=stop)
 
     @property
@@ -205,8 +206,7 @@ class Course:
         self.iteration += 1
         self._before, self.consumed_samples = self.consumed_samples, stop
         self.run_digest = chain(self.run_digest, digest)
-        seconds, waited_s = self._clock.monotonic_s() - self._step_began_s, self.activity.total_s(Doing.WAITING)
-        own_s = None if waited_s is None or self._waited_s is None else max(0.0, seconds - waited_s + self._waited_s)
+        spent = self._spent.end()
         self._emit(
             StepCommitted(
                 iteration=self.iteration,
@@ -218,9 +218,11 @@ class Course:
                 run_digest=self.run_digest,
                 loss=loss,
                 world_size=self._world.size,
-                seconds=seconds,
+                seconds=spent.seconds,
                 skipped=skipped,
-                own_s=own_s,
+                own_s=spent.own_s,
+                data_s=spent.data_s,
+                save_s=spent.save_s,
                 local_rank=self._world.local_rank,
             )
         )

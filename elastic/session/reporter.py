@@ -25,6 +25,9 @@ from elastic.world import World
 
 logger = logging.getLogger(__name__)
 
+STEP_LINE_S = 1.0
+"""At least so long from one line about a step to the next."""
+
 
 class Reporter:
     """Callable as `elastic.events.Emit`."""
@@ -35,6 +38,7 @@ class Reporter:
         self._clock = clock
         self._log_steps = log_steps
         self._told_lost = False
+        self._told_step_s = float("-inf")
         self.path = Path(world.events_path or Path(local_dir(save_path)) / "events" / f"{world.node}.jsonl")
         self._file = EventFile(self.path)
 
@@ -72,7 +76,7 @@ class Reporter:
 
     def _line(self, event: Event) -> str | None:
         match event:
-            case StepCommitted(iteration=n) if n % self._log_steps == 0 or n == 1:
+            case StepCommitted(iteration=n) if (n % self._log_steps == 0 and self._at_a_human_pace()) or n == 1:
                 return f"step {n}  loss {event.loss:.4f}  {1 / max(event.seconds, 1e-9):.1f} steps/s  " + self._where()
             case Restored(tier="none"):
                 return f"starting from step 0 ({event.reason})  {self._where()}"
@@ -80,7 +84,7 @@ class Reporter:
                 return f"restored step {event.iteration} from {event.tier} ({event.reason})  {self._where()}"
             case CheckpointSaved(tier="disk"):
                 return f"saved step {event.iteration} in {event.seconds:.2f} s"
-            case CheckpointFailed():
+            case CheckpointFailed(tier="disk"):
                 return f"could NOT save step {event.iteration}: {event.reason}; training goes on"
             case CheckpointRejected():
                 return f"passed over step {event.iteration} on disk: {event.reason}"
@@ -89,6 +93,13 @@ class Reporter:
             case Notice():
                 return event.text
         return None
+
+    def _at_a_human_pace(self) -> bool:
+        now_s = self._clock.monotonic_s()
+        if now_s < self._told_step_s + STEP_LINE_S:
+            return False
+        self._told_step_s = now_s
+        return True
 
     def _where(self) -> str:
         return f"world {self._world.size}  generation {self._world.generation}"

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from elastic.events import Cause
-from elastic.rendezvous.budget import Reported, judge
+from elastic.rendezvous.budget import Reported, judge, left
 from elastic.rendezvous.model import Barred, FailureReport
 
 
@@ -42,6 +42,14 @@ def test_a_failure_counts_once_and_for_the_generation_that_it_ended():
     assert [failure.generation for failure in again.history] == [1]
     both = run([[said("a", step=5)], [said("b", step=6, generation=1), late]])[-1]
     assert [(failure.generation, failure.agent) for failure in both.history] == [(1, "a"), (1, "b")], "no progress"
+
+
+def test_what_is_left_of_each_budget_and_the_step_to_get_past():
+    limits = {"no_progress_limit": 3, "bucket_limit": 10}
+    assert left((), **limits) == ((("worker", 3, 3), ("group", 10, 10), ("peer", 10, 10)), 0)
+    reports = [[said("a", step=5)], [said("a", step=5), said("b", step=4)], [said("a", Cause.PEER_LOST, step=5)]]
+    history = run(reports, whole=True)[-1].history
+    assert left(history, **limits) == ((("worker", 1, 3), ("group", 10, 10), ("peer", 9, 10)), 5)
 
 
 def test_buckets_do_not_mix():

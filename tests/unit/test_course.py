@@ -126,6 +126,11 @@ def test_a_step_tells_how_long_it_took_without_waiting_for_others(tmp_path):
             clock.sleep(1.0)
             with made.activity.during(Doing.WAITING):
                 clock.sleep(3.0)
+            with made.activity.during(Doing.DATA):
+                clock.sleep(0.5)
         made.commit(step)
+        with made.activity.during(Doing.SAVE):
+            clock.sleep(0.25)
     told = [event for event in events if isinstance(event, StepCommitted)]
-    assert [(event.seconds, event.own_s) for event in told] == [(4.0, 1.0)] * 2
+    assert [(event.seconds, event.own_s) for event in told] == [(4.5, 1.5)] * 2
+    assert (told[1].data_s, told[1].save_s) == (0.5, 0.25)  # the save after the step before

@@ -27,6 +27,8 @@ STEP = events.StepCommitted(
     seconds=0.3,
 )
 
+STARTED = events.AgentStarted(job_id="j", agent="x", endpoint="e", exporter="", version="1", torch_version="2")
+
 
 @pytest.fixture
 def metrics():
@@ -70,8 +72,14 @@ def test_any_accept_header_gets_an_answer(address, accept):
 
 def test_liveness_and_readiness(address, metrics):
     assert request(address, "/livez")[0].status == 200
-    response, body = request(address, "/readyz")
-    assert (response.status, body) == (503, "no agent has started here\n")
+    for path in ("/readyz", "/startupz"):
+        response, body = request(address, path)
+        assert (response.status, body) == (503, "no agent has started here\n")
+    metrics.apply(events.Record(time_s=100.5, node="a", rank=None, generation=0, event=STARTED))
+    awaited = events.NodesAwaited(here=1, needed=2, reason="nodes here: 1 of at least 2")
+    metrics.apply(events.Record(time_s=100.6, node="a", rank=None, generation=0, event=awaited))
+    # Whoever waits for peers, for however long, is up and alive; it only takes no part yet.
+    assert [request(address, path)[0].status for path in ("/livez", "/startupz", "/readyz")] == [200, 200, 503]
     formed = events.WorldFormed(
         world_size=1,
         nodes=("a",),
@@ -85,11 +93,13 @@ def test_liveness_and_readiness(address, metrics):
     metrics.apply(events.Record(time_s=101.0, node="a", rank=None, generation=2, event=formed))
     response, body = request(address, "/readyz")
     assert (response.status, body) == (200, "member of generation 2\n")
+    # Nor does a long save change anything: no step, and no word of a worker, is needed for any of the three.
+    assert [request(address, path)[0].status for path in ("/livez", "/startupz", "/readyz")] == [200, 200, 200]
 
 
 def test_other_paths_and_methods_are_refused(address):
     response, body = request(address, "/")
-    assert (response.status, body) == (404, "there are /metrics, /livez and /readyz\n")
+    assert (response.status, body) == (404, "there are /metrics, /livez, /readyz and /startupz\n")
     for method in ("POST", "PUT", "DELETE", "TRACE", "NONSENSE"):
         response, _ = request(address, "/metrics", method=method)
         assert (response.status, response.headers["Allow"]) == (405, "GET, HEAD")

@@ -8,6 +8,7 @@ from elastic import events
 from elastic.clock import ManualClock
 from elastic.events import Cause, Direction, Record
 from elastic.metrics import definitions as of
+from elastic.metrics.definition import Definition, Kind
 from elastic.metrics.fold import Metrics
 from elastic.metrics.values import Values
 from tests.harness.scrape import samples
@@ -63,7 +64,7 @@ def metrics():
 def test_before_anything_happened_every_counter_is_there_and_no_gauge_lies(metrics):
     found = samples(metrics)
     assert found["elastic_rescales_total", ("cause", "node_lost"), ("direction", "down")] == 0
-    assert found["elastic_restarts_total", ("reason", "peer_lost")] == 0
+    assert found["elastic_restarts_total", ("path", "refork"), ("reason", "peer_lost")] == 0
     assert found["elastic_recovery_duration_seconds_count", ("path", "rejoin")] == 0
     assert found["elastic_job_active",] == 0
     names = {key[0] for key in found}
@@ -90,7 +91,7 @@ def test_the_number_of_series_never_grows_with_the_run(metrics):
     assert found["elastic_recovery_duration_seconds_count", ("path", "other")] == 5
 
 
-def test_rank_0_drives_counters_and_every_rank_the_position(metrics):
+def test_one_worker_drives_counters_and_every_one_the_position(metrics):
     metrics.apply(record(step(8, start=168, stop=192), rank=0, time_s=101.5))
     metrics.apply(record(step(8, start=168, stop=192, loss=5.0), rank=1, time_s=101.25))
     found = samples(metrics)
@@ -112,20 +113,16 @@ def test_each_worker_shows_its_own_time_of_a_step_and_none_where_it_is_not_known
     assert found == {"0": 0.1, "1": 0.25, "other": 0.3}
 
 
-def test_a_node_without_rank_0_shows_the_step_and_counts_nothing(metrics):
+def test_who_does_not_lead_counts_and_shows_nothing_of_the_job():
+    leads = []
+    metrics = Metrics(clock=ManualClock(150.0), is_leader=lambda: bool(leads))
     metrics.apply(record(step(8, start=168, stop=192), rank=1))
+    job_wide = {definition.name for definition in of.JOB_DEFINITIONS}
     found = samples(metrics)
     assert found["elastic_step",] == 8
-    assert found["elastic_samples_total",] == 0
-    assert ("elastic_loss",) not in found
-
-
-def test_the_loss_leaves_with_rank_0(metrics):
-    metrics.apply(record(step(8, start=168, stop=192), rank=0))
-    metrics.apply(record(world("a", "b")))
-    assert samples(metrics)["elastic_loss",] == 2.0
-    metrics.apply(record(world("b", "a")))
-    assert ("elastic_loss",) not in samples(metrics)
+    assert not [key for key in found if key[0].removesuffix("_count") in job_wide]
+    leads.append(True)
+    assert samples(metrics)["elastic_samples_total",] == 24
 
 
 def test_a_generation(metrics):
@@ -142,8 +139,8 @@ def test_restarts_are_counted_by_what_ended_the_generation(metrics):
     metrics.apply(record(world("a", cause=Cause.NODE_LOST), generation=2))
     metrics.apply(record(started(), generation=2))
     found = samples(metrics)
-    restarts = {key[1][1]: value for key, value in found.items() if key[0] == "elastic_restarts_total"}
-    assert {reason: count for reason, count in restarts.items() if count} == {"node_lost": 1}
+    restarts = {key[1:]: value for key, value in found.items() if key[0] == "elastic_restarts_total" and value}
+    assert restarts == {(("path", "reexec"), ("reason", "node_lost")): 1}
 
 
 def test_a_newcomers_first_worker_is_no_restart(metrics):
@@ -164,13 +161,17 @@ def test_a_worker_that_lost_its_peer_is_no_failure_of_its_own(metrics):
 
 
 def test_recovery_and_rescale(metrics):
-    metrics.apply(record(events.Recovered(cause=Cause.NODE_LOST, path="reexec", seconds=4.0, lost_steps=1)))
+    stages = (("agree", 0.4), ("start", 0.1), ("group", 2.0), ("first_step", 1.5), ("lunch", 9.0))
+    told = events.Recovered(cause=Cause.NODE_LOST, path="reexec", seconds=4.0, lost_steps=1, stages=stages)
+    metrics.apply(record(told))
     rescaled = events.Rescaled(direction=Direction.DOWN, cause=Cause.NODE_LOST, old_world_size=3, new_world_size=2)
     metrics.apply(record(rescaled))
     found = samples(metrics)
     assert found["elastic_recovery_duration_seconds_bucket", ("le", "2.5"), ("path", "reexec")] == 0
     assert found["elastic_recovery_duration_seconds_bucket", ("le", "5.0"), ("path", "reexec")] == 1
     assert found["elastic_last_recovery_seconds",] == 4.0
+    spent = {key[1][1]: v for key, v in found.items() if key[0] == "elastic_recovery_stage_duration_seconds_sum"}
+    assert spent == {"agree": 0.4, "start": 0.1, "group": 2.0, "restore": 0, "first_step": 1.5}
     assert found["elastic_lost_steps_total",] == 1
     assert found["elastic_rescales_total", ("cause", "node_lost"), ("direction", "down")] == 1
 
@@ -179,6 +180,7 @@ def test_checkpoints(metrics):
     metrics.apply(record(saved(interval_s=60.0), rank=0, time_s=100.0))
     metrics.apply(record(saved(), rank=1, time_s=101.0))  # Another rank's account of the same save.
     metrics.apply(record(events.CheckpointFailed(iteration=1, reason="r"), rank=0))
+    metrics.apply(record(events.CheckpointFailed(iteration=1, reason="r", tier="peer"), rank=0))
     for rank in (0, 1):
         metrics.apply(record(events.CheckpointRejected(iteration=1, reason="r"), rank=rank))
     found = samples(metrics)
@@ -189,7 +191,8 @@ def test_checkpoints(metrics):
     assert found["elastic_checkpoint_interval_seconds", disk] == 60
     assert found["elastic_checkpoint_duration_seconds_count", disk] == 1
     assert found["elastic_checkpoint_bytes_total", disk] == 1000
-    assert found["elastic_checkpoint_failures_total",] == 1
+    assert found["elastic_checkpoint_failures_total", disk] == 1
+    assert found["elastic_checkpoint_failures_total", ("tier", "peer")] == 1
     assert found["elastic_checkpoint_fallbacks_total",] == 1
     assert ("elastic_checkpoint_age_seconds", ("tier", "memory")) not in found
 
@@ -252,11 +255,11 @@ def test_values_refuse_what_makes_no_sense():
 
 
 def test_the_table_of_definitions_is_whole_and_follows_the_conventions():
-    declared = {value.name for value in vars(of).values() if isinstance(value, of.Definition)}
+    declared = {value.name for value in vars(of).values() if isinstance(value, Definition)}
     assert declared == {definition.name for definition in of.DEFINITIONS}
     for definition in of.DEFINITIONS:
         assert definition.name.startswith("elastic_")
-        assert definition.name.endswith("_total") == (definition.kind is of.Kind.COUNTER)
+        assert definition.name.endswith("_total") == (definition.kind is Kind.COUNTER)
         assert definition.help.endswith(".")
         assert not set(definition.label_names) & {"pid", "rank", "le", "job", "instance"}
         # A label of any value is for a gauge that is set once; everything else has a closed set.

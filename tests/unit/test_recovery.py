@@ -53,6 +53,17 @@ class TestWatch:
         assert (found.cause, found.seconds, found.lost_steps) == (Cause.WORKER_SIGNAL, 2.5, 5)
         assert watch.committed(committed(27), generation=2, now_s=13.0) is None, "it is told once"
 
+    def test_its_stages_add_up_and_one_that_was_not_seen_is_in_the_next(self):
+        watch = watch_at(30)
+        watch.reached("group", now_s=5.0)  # of the generation before
+        watch.fault(Cause.WORKER_SIGNAL, generation=1, now_s=10.0)
+        for stage, now_s in (("agree", 10.4), ("start", 10.5), ("start", 10.7), ("restore", 12.0)):
+            watch.reached(stage, now_s=now_s)
+        found = watch.committed(committed(26), generation=2, now_s=12.5)
+        assert [stage for stage, _ in found.stages] == ["agree", "start", "restore", "first_step"]
+        assert [seconds for _, seconds in found.stages] == pytest.approx([0.4, 0.3, 1.3, 0.5])
+        assert sum(seconds for _, seconds in found.stages) == pytest.approx(found.seconds)
+
     @pytest.mark.parametrize(
         ("started", "path"), [(["refork", "reexec", "refork"], "reexec"), (["refork"] * 2, "refork"), ([], "rejoin")]
     )

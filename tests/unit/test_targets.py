@@ -35,6 +35,14 @@ def test_where_an_agent_is_scraped(exporter, address, place):
     assert not found.problem
 
 
+def test_an_agent_that_speaks_tls_says_so():
+    (found,) = targets([agent("https://0.0.0.0:9401")])
+    assert found.to_plain() == {
+        "targets": ["10.0.0.7:9401"],
+        "labels": {"job_id": "j", "node": "a", "__scheme__": "https"},
+    }
+
+
 @pytest.mark.parametrize("exporter", ["127.0.0.1:9400", "[::1]:9400", "localhost:9400", ""])
 def test_an_agent_that_cannot_be_reached_is_told_with_its_remedy(exporter):
     (found,) = targets([agent(exporter)])

@@ -1,0 +1,117 @@
+"""Scrapes of a real agent whose workers do their worst: hold the interpreter's lock, die two hundred times."""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from elastic.events import AgentStarted, StepCommitted, WorkerStarted
+from elastic.local.cluster import Cluster
+from elastic.local.etcd import EtcdServer
+from tests.harness.scrape import Key, parsed
+from tests.harness.survival import cluster, leave_all
+
+pytestmark = [pytest.mark.integration, pytest.mark.exhaustive]
+
+RESTARTS = 200
+
+
+class Scraper:
+    """Scrapes one agent, and remembers how long each scrape took."""
+
+    def __init__(self, run: Cluster) -> None:
+        (started,) = [r.event for r in run.follower.records if isinstance(r.event, AgentStarted)]
+        self._url = f"http://{started.exporter}/metrics"
+        self.times_s: list[float] = []
+        self.size_bytes = 0
+
+    def __call__(self) -> dict[Key, float]:
+        began_s = time.monotonic()
+        with urllib.request.urlopen(self._url, timeout=30) as answer:
+            text = answer.read().decode()
+        self.times_s.append(time.monotonic() - began_s)
+        self.size_bytes = len(text)
+        return parsed(text)
+
+    def median_s(self, times: int) -> float:
+        """Of so many scrapes, made now."""
+        before = len(self.times_s)
+        for _ in range(times):
+            self()
+        return statistics.median(self.times_s[before:])
+
+
+def test_a_worker_that_holds_the_interpreters_lock_slows_no_scrape(tmp_path: Path, etcd: EtcdServer) -> None:
+    held = tmp_path / "held"
+    more = {
+        "ELASTIC__JOB__TARGET": "tests.harness.hanging_job:holds_the_lock_for_a_while",
+        "HANG_NODE": "a",
+        "HANG_FILE": str(held),
+    }
+    with cluster(tmp_path, etcd.endpoint, steps=100_000, **more) as run:
+        run.start("a", ELASTIC__RENDEZVOUS__FIRST_WAIT_S="0")
+        run.wait_step(2)
+        scrape = Scraper(run)
+        usual_s = scrape.median_s(20)
+        until_s = time.monotonic() + 60
+        while not held.exists():
+            assert time.monotonic() < until_s
+            time.sleep(0.02)
+        time.sleep(0.5)  # its last step before is on its way
+        before, at = scrape()["elastic_step",], len(scrape.times_s)
+        began_s = time.monotonic()
+        while time.monotonic() < began_s + 18:
+            assert scrape()["elastic_step",] == before, "the worker goes on: it does not hold the lock"
+            time.sleep(0.2)
+        during = scrape.times_s[at:]
+        assert statistics.median(during) < 2 * usual_s + 0.01
+        assert max(during) < 1.0
+        reached = run.now()
+        run.wait_step(int(before) + 5, since=reached, limit_s=60)
+        leave_all(run)
+
+
+def files_below(*places: Path) -> int:
+    return sum(path.is_file() for place in places for path in place.rglob("*"))
+
+
+def test_two_hundred_restarts_leave_scrapes_and_disk_as_they_were(tmp_path: Path, etcd: EtcdServer) -> None:
+    logs, totals = tmp_path / "torchrun", tmp_path / "checkpoint" / "events" / "totals"
+    options = (f"--log-dir={logs}",)
+    with cluster(tmp_path, etcd.endpoint, steps=1_000_000, options=options) as run:
+        run.start("a", ELASTIC__RENDEZVOUS__FIRST_WAIT_S="0")
+        run.wait_step(30)
+        scrape = Scraper(run)
+
+        def restart() -> None:
+            at = run.now()
+            (worker,) = run.nodes["a"].workers()
+            os.kill(worker, signal.SIGKILL)
+            new = run.wait(lambda r: isinstance(r.event, WorkerStarted), what="a new worker", limit_s=60, since=at)
+            reached = max(r.event.iteration for r in run.follower.records[:at] if isinstance(r.event, StepCommitted))
+            run.wait_step(reached + 2, since=at, after=new.generation - 1)
+            # Only what follows is looked at: the list would grow with the run, and this test with its square.
+            del run.follower.records[: -1000 if len(run.follower.records) > 2000 else 0]
+
+        for _ in range(10):
+            restart()
+        early_s, early_bytes, early_files = scrape.median_s(30), scrape.size_bytes, files_below(logs, totals)
+        descriptors = len(os.listdir(f"/proc/{run.nodes['a'].pid}/fd"))
+        for _ in range(RESTARTS - 10):
+            restart()
+        late_s = scrape.median_s(30)
+        found = scrape()
+        assert found["elastic_failures_total", ("reason", "worker_signal")] == RESTARTS
+        restarts = [value for key, value in found.items() if key[0] == "elastic_restarts_total"]
+        assert sum(restarts) == RESTARTS
+        assert late_s < 1.5 * early_s + 0.005
+        assert scrape.size_bytes < 1.02 * early_bytes, "series, and not only digits, were added"
+        assert files_below(logs, totals) == early_files
+        assert len(os.listdir(f"/proc/{run.nodes['a'].pid}/fd")) <= descriptors + 1
+        leave_all(run)
