@@ -60,10 +60,10 @@ def enable_users(endpoint: str, *, root_password: str, users: tuple[User, ...] =
 
 def compact(endpoint: str, **reach: Any) -> int:
     """Make etcd forget all that was; the revision up to which it did."""
-    reached = revision(endpoint, **reach)
     with link(endpoint, **reach) as admin:
-        admin.call("KV", "Compact", admin.rpc.CompactionRequest(revision=reached, physical=True))
-    return reached
+        revision: int = admin.call("KV", "Range", admin.rpc.RangeRequest(key=b"/")).header.revision
+        admin.call("KV", "Compact", admin.rpc.CompactionRequest(revision=revision, physical=True))
+        return revision
 
 
 def leader(*members: EtcdServer) -> EtcdServer:
@@ -93,11 +93,11 @@ def _leases(admin: EtcdLink) -> dict[str, int]:
     return {json.loads(item.value)["node"]: item.lease for item in found.kvs if b"/members/" in item.key}
 
 
-def revision(*endpoints: str, **reach: Any) -> int:
-    """How many changes this etcd knows of; it falls only when data was lost."""
+def mark(*endpoints: str, **reach: Any) -> str:
+    """Write a key that nobody else writes, and return it: where it is gone, data was lost."""
     with link(*endpoints, **reach) as admin:
-        number: int = admin.call("KV", "Range", admin.rpc.RangeRequest(key=b"/")).header.revision
-        return number
+        admin.call("KV", "Put", admin.rpc.PutRequest(key=b"/mark", value=b"here"))
+    return "/mark"
 
 
 def keys(*endpoints: str, **reach: Any) -> dict[str, str]:

@@ -142,11 +142,13 @@ def test_agents_go_on_while_tokens_run_out(guarded, tmp_path):
     try:
         a, b = job.start("a", "b")
         leases = [agent.coordinator.lease for agent in (a, b)]
+        tokens = [agent.store._link._token for agent in (a, b)]
         SYSTEM_CLOCK.sleep(7)  # three tokens long
         assert a.coordinator.commit("after").granted
         assert [agent.coordinator.lease for agent in (a, b)] == leases
         c = job.add("c")
         job.expect([a, b, c], size=3, after=1)
+        assert all(old != agent.store._link._token for old, agent in zip(tokens, (a, b), strict=True)), "all ran out"
     finally:
         job.close()
 

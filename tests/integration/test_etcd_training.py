@@ -16,7 +16,7 @@ from elastic.local.cluster import Cluster
 from elastic.local.etcd import EtcdCluster, EtcdServer
 from elastic.local.node import descendants
 from tests.harness.certificates import Authority
-from tests.harness.etcd_admin import User, enable_users, leader, leases
+from tests.harness.etcd_admin import User, enable_users, keys, leader, leases, mark
 from tests.harness.survival import cluster, durable, exact_account
 
 pytestmark = [pytest.mark.integration, pytest.mark.exhaustive]
@@ -117,9 +117,11 @@ def test_the_cluster_loses_its_data(tmp_path: Path) -> None:
         for name in ("a", "b"):
             run.start(name)
         run.wait_step(30, world_size=2)
+        marked = mark(server.endpoint)
         server.kill()
         server.wipe()
         server.start()
+        assert marked not in keys(server.endpoint), "the data is gone"
         at = run.now()
         saved = run.wait(durable, what="a save", limit_s=60, since=at)
         assert saved.generation == 1

@@ -11,6 +11,7 @@ import pytest
 from elastic.clock import SYSTEM_CLOCK
 from elastic.local.etcd import EtcdCluster, EtcdServer
 from elastic.rendezvous.etcd import EtcdStore
+from elastic.rendezvous.etcd_watch import EtcdWatch
 from elastic.rendezvous.kv import Put, created_at, modified_at
 from elastic.rendezvous.options import RendezvousOptions
 from tests.harness import etcd_admin
@@ -132,6 +133,7 @@ def test_all_members_are_down_for_a_minute(three, make_job):
     agents = job.start("a", "b")
     three.kill()
     wait_s(60)
+    assert not agents[0].coordinator.commit("nobody there", timeout_s=0.1).granted
     three.start()
     assert_goes_on(job, agents)
 
@@ -140,26 +142,26 @@ def test_all_members_lose_their_data(three, make_job):
     job = make_job(*three.endpoints)
     agents = job.start("a", "b")
     token = agents[0].coordinator.world().token
-    for number in range(50):
-        agents[0].store.put("/counted", str(number))
-    known = etcd_admin.revision(*three.endpoints)
+    mark = etcd_admin.mark(*three.endpoints)
     three.kill()
     three.wipe()
     three.start()
-    assert etcd_admin.revision(*three.endpoints) < known, "the data is gone"
+    assert mark not in etcd_admin.keys(*three.endpoints), "the data is gone"
     job.commits(agents[0], "after", deadline_s=20)
     assert etcd_admin.keys(*three.endpoints)[agents[0].coordinator._keys.generation] == token, "it is written again"
     assert_goes_on(job, agents)
 
 
-def test_compaction_under_every_watch(one, make_job):
-    job = make_job(one.endpoint)
+def test_compaction_under_every_watch(one, make_job, monkeypatch):
+    job, read_anew, begin = make_job(one.endpoint), [], EtcdWatch.begin
     agents = job.start("a", "b")
+    monkeypatch.setattr(EtcdWatch, "begin", lambda watch: (read_anew.append(watch), begin(watch)))
     for _ in range(3):
         assert agents[0].coordinator.commit("x").granted
         etcd_admin.compact(one.endpoint)
         for agent in agents:
             agent.store._link.next_endpoint()  # every watch begins again, from before the compaction
+    job.until(lambda: len(set(read_anew)) >= len(agents), what="watches that read all there is")
     assert_goes_on(job, agents)
 
 
