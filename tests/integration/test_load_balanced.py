@@ -17,7 +17,7 @@ STEPS = 100
 
 def test_fewer_nodes_come_back_and_share_the_reading(tmp_path: Path, etcd: EtcdServer) -> None:
     undisturbed = lineage_losses(run_alone(tmp_path / "alone", steps=STEPS))
-    with cluster(tmp_path, etcd.endpoint, steps=STEPS, ELASTIC__CHECKPOINT__LOAD_BALANCED="true") as run:
+    with cluster(tmp_path, etcd.endpoint, steps=STEPS, nnodes="2:4", ELASTIC__CHECKPOINT__LOAD_BALANCED="true") as run:
         for name in ("a", "b", "c"):
             run.start(name)
         run.wait_step(30, world_size=3)
