@@ -86,7 +86,7 @@ class Activity:
 
     def total_s(self, doing: Doing) -> float | None:
         """How long this was done in all; None where nothing is noted."""
-        return None if self._page is None else self._page.seen().times[doing].total_s
+        return None if self._page is None else self._page.total_s(doing)
 
     @contextmanager
     def during(self, doing: Doing) -> Iterator[None]:
@@ -133,6 +133,10 @@ class ActivityPage:
     def doing(self) -> Doing:
         """What is being done now."""
         return Doing(_HEAD.unpack_from(self._bytes)[1])
+
+    def total_s(self, doing: Doing) -> float:
+        """How long this was done in all."""
+        return float(_ROW.unpack_from(self._bytes, _HEAD.size + doing * _ROW.size)[2]) / _NS
 
     def begin(self, doing: Doing, *, pid: int, now_s: float) -> None:
         """Something else is done from now on."""
