@@ -18,7 +18,17 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import SignalException
 
 from elastic.errors import ElasticError, ExitCode, Preempted, UsageError
-from elastic.events import Cause, Fencing, JobEnded, Outcome, RoundOpened, WorkerLost, WorkerStarted, WorkerStayed
+from elastic.events import (
+    Cause,
+    Fencing,
+    JobEnded,
+    LeaveAsked,
+    Outcome,
+    RoundOpened,
+    WorkerLost,
+    WorkerStarted,
+    WorkerStayed,
+)
 from elastic.launch.exits import Ending, Verdict, WorkerExit, cause_of, describe, fault_of, judge, staying_as
 from elastic.launch.forked import path_of
 from elastic.launch.processes import Process, WorkerProcesses
@@ -272,6 +282,8 @@ class Agent(LocalElasticAgent):
         """A planned leave: finish the step, save, go; a second signal ends it at once."""
         logger.info("received %s: finishing the step and leaving", why)
         self._stage.signals.defer()
+        if why.startswith("SIG"):  # who asked otherwise has been told of
+            self._stage.observer.emit(LeaveAsked(source="signal", reason=why))
         self._stage.leave()
         if self._workers is not None:
             self._stage.server.ask_all(Control.LEAVE)

@@ -22,11 +22,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Who:
-    """The agent whose metrics these are. `leads` says whether it does just now."""
+    """The agent whose metrics these are. `leads` and `seated` say whether it does and is, just now.
+
+    One that leads a world without having a seat in it sees nothing of the job, and so shows nothing of it.
+    """
 
     node: str
     agent: str
     leads: Callable[[], bool]
+    seated: Callable[[], bool]
     clock: Clock
 
 
@@ -36,10 +40,17 @@ class Telemetry:
     def __init__(self, settings: MetricsSettings, *, who: Who, events: Path) -> None:
         """`events`: the run's directory of events on this machine."""
         self._settings, self._who = settings, who
-        self.metrics = Metrics(clock=who.clock, is_leader=who.leads)
+        self.metrics = Metrics(clock=who.clock, is_leader=self._shows_the_job)
         self.totals = Totals(
-            events / "totals", node=who.node, agent=who.agent, metrics=self.metrics, is_leader=who.leads
+            events / "totals",
+            node=who.node,
+            agent=who.agent,
+            metrics=self.metrics,
+            is_leader=self._shows_the_job,
         )
+
+    def _shows_the_job(self) -> bool:
+        return self._who.leads() and self._who.seated()
 
     def observer(self, file: EventFile) -> Observer:
         """What hears the agent's events, for this file and these metrics."""

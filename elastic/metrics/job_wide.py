@@ -32,6 +32,7 @@ class JobWide:
         self._values = Values(of.JOB_DEFINITIONS)
         self._time = TimeBook(lambda state, seconds: self._values.add(of.TIME, seconds, state))
         self._speaker: int | None = None
+        self._generation = 0
         self._position: int | None = None
         self._budget: dict[str, int] = {}  # when nothing is spent
         self._budget_step = 0
@@ -42,6 +43,8 @@ class JobWide:
     def apply(self, record: Record, *, now_s: float) -> None:
         """Take an event of this node into account, or one that the leader tells of the job."""
         self._notice(now_s)
+        if record.rank is not None and record.generation < self._generation:
+            return  # a last word of what is over, whose ranks may be others' by now
         self._find_speaker(record)
         if record.rank is not None and record.rank != self._speaker:
             return
@@ -95,7 +98,7 @@ class JobWide:
         """One of this node's workers speaks for all: they take the same steps."""
         match record.event:
             case events.WorldFormed():
-                self._speaker = None
+                self._speaker, self._generation = None, record.generation
             case events.WorkerStarted(worker_rank=rank) | events.WorkerStayed(worker_rank=rank):
                 self._speaker = rank if self._speaker is None else min(self._speaker, rank)
             case _ if self._speaker is None:

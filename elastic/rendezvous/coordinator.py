@@ -31,10 +31,11 @@ from elastic.rendezvous.membership import (
     Regroup,
     StoreHost,
     first_member,
+    goes_on_in,
     membership_in,
     regroup_of,
 )
-from elastic.rendezvous.model import FailureReport, Member, MemberState, Seat, World, member_from_json
+from elastic.rendezvous.model import FailureReport, Member, MemberState, Phase, Seat, World, member_from_json
 from elastic.rendezvous.naming import NodeName
 from elastic.rendezvous.options import RendezvousOptions
 from elastic.rendezvous.probe import ProbeListener
@@ -119,6 +120,14 @@ class Coordinator:
     def is_leader(self) -> bool:
         """Whether this agent leads, as far as it knows."""
         return self._election.is_leader
+
+    @property
+    def seated(self) -> bool:
+        """Whether no world is at work without this agent, as far as it knows."""
+        world, joined = self._watch.world, self._generation
+        if world is None or world.phase is not Phase.FORMED or world.generation <= joined:
+            return True
+        return goes_on_in(world, agent=self.identity.agent, after=joined)
 
     @property
     def lease(self) -> int:

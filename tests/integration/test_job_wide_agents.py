@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic.events import AgentStarted, Recovered, StepCommitted, WorldFormed
+from elastic.events import AgentStarted, LeaveAsked, Recovered, StepCommitted, WorldFormed
 from elastic.local.cluster import Cluster
 from elastic.local.etcd import EtcdServer
 from tests.harness.scrape import Key, parsed
@@ -142,3 +142,6 @@ def test_a_node_that_comes_back_goes_on_with_its_own_counters(tmp_path: Path, et
         run.wait_step(1, world_size=2, since=at)
         assert scraped(run)["b"][failures] == 2
         leave_all(run)
+        run.now()
+        asked = [r.event for r in run.follower.records if isinstance(r.event, LeaveAsked)]
+        assert [(each.source, each.reason) for each in asked] == [("signal", "SIGTERM")] * 2

@@ -102,6 +102,18 @@ def test_of_several_workers_of_a_node_one_counts():
     assert a.scrape()[STEPS] == 2
 
 
+def test_a_last_word_of_the_generation_before_makes_nobody_the_speaker():
+    a = Agent("a", ManualClock(0.0))
+    a.leads = True
+    a.hear(*story.world("a", "b", at_s=1.0), *story.step(1, "a", "b", at_s=2.0))
+    (_, formed) = story.world("b", "a", at_s=3.0, generation=2)
+    a.hear(formed, *story.step(2, "a", "b", at_s=3.1))  # still of the first, as rank 0
+    a.told(WorkerStarted(worker_rank=1, pid=11, path="refork"))
+    _, second = story.step(3, "b", "a", at_s=5.0, generation=2)
+    a.hear(second)
+    assert a.scrape()[STEPS] == 2
+
+
 def test_samples_that_are_used_again_or_passed_by_are_seen(two):
     a, b, _ = two
     for agent in (a, b):
