@@ -12,7 +12,7 @@ from elastic.events import WorkerStarted, WorkerStayed
 from elastic.local.etcd import EtcdServer
 from tests.harness.survival import cluster, durable, exact_account, run_alone
 from tests.integration.test_exact_torchrun import EXACT, assert_same_bits, assert_same_losses
-from tests.integration.test_rejoin import kinds, pids, recovered, tiers
+from tests.integration.test_rejoin import end, kinds, pids, recovered, tiers
 
 pytestmark = pytest.mark.integration
 
@@ -20,6 +20,22 @@ FSDP2 = {"ELASTIC__TRAINING__STRATEGY": "fsdp2", "ELASTIC__CHECKPOINT__MEMORY_EV
 """A copy after each step: nothing is lost but the step in flight."""
 
 
+def test_a_lost_node_costs_the_others_no_process(tmp_path: Path, etcd: EtcdServer) -> None:
+    with cluster(tmp_path, etcd.endpoint, steps=100_000, **FSDP2) as run:
+        for name in ("a", "b", "c"):
+            run.start(name)
+        run.wait_step(20, world_size=3)
+        kept, at = pids(run, "b", "c"), run.now()
+        run.nodes["a"].kill()  # rank 0, and mostly the leader
+        found = recovered(run, since=at)
+        after = run.follower.records[at:]
+        assert (found.path, pids(run, "b", "c")) == ("rejoin", kept)
+        assert (kinds(after, WorkerStayed), kinds(after, WorkerStarted), tiers(after)) == (2, 0, ["memory"] * 2)
+        assert found.lost_steps <= 1
+        end(run, world_size=2, since=at)
+
+
+@pytest.mark.exhaustive
 def test_survivors_deal_their_model_out_anew(tmp_path: Path, etcd: EtcdServer) -> None:
     """A lost node, a new one, a lost worker. The bits are those of one replica that nobody disturbed."""
     steps = 400
@@ -31,11 +47,8 @@ def test_survivors_deal_their_model_out_anew(tmp_path: Path, etcd: EtcdServer) -
         run.wait(durable, what="a save", limit_s=60)
         kept, at = pids(run, "b", "c"), run.now()
         run.nodes["a"].kill()  # rank 0, and mostly the leader
-        found = recovered(run, since=at)
-        after = run.follower.records[at:]
-        assert (found.path, pids(run, "b", "c")) == ("rejoin", kept)
-        assert (kinds(after, WorkerStayed), kinds(after, WorkerStarted), tiers(after)) == (2, 0, ["memory"] * 2)
-        assert found.lost_steps <= 1
+        assert recovered(run, since=at).lost_steps <= 1
+        assert pids(run, "b", "c") == kept
 
         at = run.now()
         run.start("d")
