@@ -34,8 +34,13 @@ class Doing(enum.IntEnum):
     """Inside a collective: others are awaited."""
     EVALUATION = 4
     SAVE = 5
+    """Copying the state, and what else belongs to a boundary but a disk."""
     BETWEEN = 6
     """Between two steps: the user's own."""
+    FIRST = 7
+    """Computing the first step of a generation, in which a program may be compiled anew."""
+    FLUSH = 8
+    """A save: a disk is, or may be, awaited."""
 
 
 @dataclass(frozen=True, kw_only=True)

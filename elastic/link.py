@@ -45,6 +45,8 @@ class Control(enum.StrEnum):
     """Finish the step, save, and end: this node goes."""
     OVER = "over"
     """The generation broke: whatever is waited for will not come."""
+    KEEP = "keep"
+    """To one that waits for the next generation: all nodes may be going. Save what you have, and end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +97,11 @@ class Link(Protocol):
         """Whether this node is to go after the step. Never blocks."""
         ...
 
+    @property
+    def keep_wanted(self) -> bool:
+        """Whether there is nothing to wait for any more but to save. Never blocks."""
+        ...
+
     def when_over(self, call: Callable[[], object]) -> None:
         """Have this called, once at least, when the agent says that the present generation broke; now, if it has.
 
@@ -115,8 +122,8 @@ class Link(Protocol):
         ...
 
     def next_place(self, *, limit_s: float) -> Place | None:
-        """Wait for the place in the next generation; None when there is none yet. Raises Fenced when the agent is
-        gone."""
+        """Wait for the place in the next generation; None when there is none yet, or will be none (`keep_wanted`).
+        Raises Fenced when the agent is gone."""
         ...
 
     def ask(self, what: str, *, value: str | None = None) -> Answer:
@@ -147,6 +154,7 @@ class NoLink:
     present = False
     over = False
     leave_wanted = False
+    keep_wanted = False
 
     def when_over(self, call: Callable[[], object]) -> None:
         """Nobody says so."""
@@ -225,6 +233,10 @@ class AgentLink:
     def leave_wanted(self) -> bool:
         return Control.LEAVE in self._controls
 
+    @property
+    def keep_wanted(self) -> bool:
+        return Control.KEEP in self._controls
+
     def when_over(self, call: Callable[[], object]) -> None:
         with self._heard:
             self._when_over = call
@@ -243,7 +255,7 @@ class AgentLink:
 
     def next_place(self, *, limit_s: float) -> Place | None:
         with self._heard:
-            self._heard.wait_for(lambda: self._place is not None or self._gone, limit_s)
+            self._heard.wait_for(lambda: self._place is not None or self.keep_wanted or self._gone, limit_s)
             self._check()
             place, self._place = self._place, None
         return place

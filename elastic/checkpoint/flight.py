@@ -6,7 +6,14 @@ from dataclasses import dataclass
 
 from elastic.checkpoint.commit import Saving
 from elastic.checkpoint.draft import SaveMeta
-from elastic.checkpoint.snapshots import Copied
+from elastic.checkpoint.places import share
+from elastic.checkpoint.seams import Group
+from elastic.checkpoint.snapshots import Copied, Snapshots
+from elastic.clock import Clock
+
+_PATIENCE_S = 10.0
+"""How long a save that is due waits at least for the one before it."""
+_LOOK_S = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +26,32 @@ class Flight:
     begun_s: float
     stall_s: float
     """How long training waited for it so far."""
+
+
+def stalls(flight: Flight, *, usual_s: float, group: Group, clock: Clock) -> str:
+    """Wait until all ranks have done their part of a save, but not for ever: no stalled disk shall stop training.
+
+    Every rank calls it. `usual_s`: how long saves took so far; twice as much is waited. Returns what there is to say
+    where that was not enough, else "". Raises PeerLost.
+    """
+    until_s = clock.monotonic_s() + max(_PATIENCE_S, 2 * usual_s)
+    while not flight.saving.ready and clock.monotonic_s() < until_s:
+        clock.sleep(_LOOK_S)
+    slow = [rank for rank, ready in enumerate(share(group, flight.saving.ready)) if not ready]
+    for_s = clock.monotonic_s() - flight.begun_s
+    text = f"iteration {flight.meta.iteration} is being written by ranks {slow} for {for_s:.0f} s: does a disk stall? "
+    return text + "Training goes on" if slow else ""
+
+
+def release(left: list[Flight], now: Flight | None, snapshots: Snapshots, *, given_up: bool = False) -> list[Flight]:
+    """Let memory that nobody reads any more be written again. `left`: saves of older generations; returns those that
+    still read theirs. `given_up`: all of them come to nothing.
+    """
+    for flight in (*left, *((now,) if now is not None else ())):
+        # Of parts only when that is known of all ranks, new ones too: they choose the next arena alike.
+        if flight.copied is not None and (given_up if snapshots.parts else flight.saving.written):
+            snapshots.give_back(flight.copied)
+    return [each for each in left if not (snapshots.parts or each.saving.written)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,14 @@ from elastic.events import (
 
 RECENT_BYTES = 8 << 20
 """So much of the end of each file of events is looked at."""
-_FAULTS = {Cause.NODE_LOST, Cause.WORKER_EXIT, Cause.WORKER_SIGNAL, Cause.PEER_LOST, Cause.GROUP_FAILED}
+_FAULTS = {
+    Cause.NODE_LOST,
+    Cause.WORKER_EXIT,
+    Cause.WORKER_SIGNAL,
+    Cause.WORKER_HUNG,
+    Cause.PEER_LOST,
+    Cause.GROUP_FAILED,
+}
 _BEFORE_S = 3600.0
 """One failure in this time is reckoned with besides those seen: a young run has seen too little to go by."""
 _MOST_OF_TIME = 0.1

@@ -177,13 +177,18 @@ class CheckpointManager:
         """
         return self._saver.save(tracked, meta, wait=wait)
 
+    @property
+    def saving(self) -> bool:
+        """Whether a save is under way."""
+        return self._saver.under_way is not None
+
     def snapshot_due(self, iteration: int) -> bool:
         """Whether the step just taken is to be followed by a copy in memory. The same on all ranks."""
         return self._settings.enable_save and self._snapshots.due(iteration)
 
-    def snapshot(self, tracked: Mapping[str, Any], meta: SaveMeta) -> None:
-        """Copy the state for a restart of this node's workers, if there is a memory tier for it."""
-        self._saver.keep(tracked, meta)
+    def snapshot(self, tracked: Mapping[str, Any], meta: SaveMeta) -> bool:
+        """Copy the state for a restart of this node's workers, if there is a memory tier for it; whether it was."""
+        return self._saver.keep(tracked, meta)
 
     def close(self) -> None:
         """Give up what is under way, and the memory tier."""

@@ -191,7 +191,7 @@ class Reader:
 
     def _recall(self, plan: Plan, tracked: Mapping[str, Any]) -> Restored | None:
         """Restore from memory, if some rank has a copy there that is worth it; else None, and nothing was changed."""
-        if not self._settings.memory_every_steps or not plan.own or not plan.attempts or self._generation is None:
+        if not self._settings.memory_every_steps or not plan.own or self._generation is None:
             return None
         there = self._tier.held() if self._tier else []
         held = {offer_of(each): each for each in reversed(there) if each.whole}
@@ -236,8 +236,8 @@ class Reader:
         return begin
 
     def _choose(self, offers: list[Offers], plan: Plan) -> dict[str, Any]:
-        lenient = self._settings.load_unhealthy
-        return decide(offers, record=self._record, plan=plan, load_unhealthy=lenient, storage=self._storage)
+        lenient, line, storage = self._settings.load_unhealthy, self._lineage(""), self._storage
+        return decide(offers, record=self._record, lineage=line, plan=plan, load_unhealthy=lenient, storage=storage)
 
     def _try(
         self, attempt: Attempt, plan: Plan, tracked: Mapping[str, Any], begin: Callable[[], _Reading], *,

@@ -2,7 +2,8 @@
 
 A copy is ahead of the commit record. It may be gone on from if it lies on the line that leads on from there: copies of
 the generation that the record bears do, since that generation went on from the record or wrote it, step after step.
-An older generation's copy may be of a line that others left meanwhile; without a record there is nothing to tell.
+An older generation's copy may be of a line that others left meanwhile. Where nothing was ever committed, nor lies on
+disk, there is no line to be left: the newest generation's copy will do.
 """
 
 from __future__ import annotations
@@ -86,33 +87,35 @@ def offer_of(held: Held) -> Offer:
 
 
 def pick(
-    offers: Sequence[Sequence[Offer]], *, record: CommitRecord | None, newest_on_disk: int, load_unhealthy: bool = False
-) -> Pick:
+    offers: Sequence[Sequence[Offer]], *, record: CommitRecord | None, lineage: str, newest_on_disk: int,
+    load_unhealthy: bool = False,
+) -> Pick:  # fmt: skip
     """Choose from what the ranks offer (by rank): the newest copy that goes on from the record, if it beats the disk.
 
-    `newest_on_disk`: the iteration that would be restored from there. A copy in memory of the same one is faster.
+    `lineage`: the run's. `newest_on_disk`: the iteration that would be restored from there. A copy in memory of the
+    same one is faster.
     """
-    if record is None:
-        return Pick(offer=None, reason="nothing was committed yet that a copy in memory could go on from")
+    if record is None and newest_on_disk:
+        return Pick(offer=None, reason="no record says which line a copy in memory must be of")
     if not any(offers):
         return Pick(offer=None, reason="no rank has a copy of the state in memory")
     faults: list[str] = []
     fit: set[Offer] = set()
     for offer in {each for own in offers for each in own}:
-        if (fault := _fault(offer, record, newest_on_disk, load_unhealthy)) is None:
+        if (fault := _fault(offer, record, lineage, newest_on_disk, load_unhealthy)) is None:
             fit.add(offer)
         else:
             faults.append(f"the copy of iteration {offer.iteration} in memory {fault}")
     if not fit:
         return Pick(offer=None, reason="; ".join(sorted(faults)))
-    best = max(fit, key=lambda each: each.iteration)
+    best = max(fit, key=lambda each: (each.generation, each.iteration))
     holders = tuple(rank for rank, own in enumerate(offers) if best in own)
-    reason = f"the newest copy in memory, on {len(holders)} of {len(offers)} ranks"
-    return Pick(offer=best, holders=holders, reason=f"{reason}; committed was iteration {record.iteration}")
+    reason = f"the newest copy in memory, on {len(holders)} of {len(offers)} ranks; {_committed(record)}"
+    return Pick(offer=best, holders=holders, reason=reason)
 
 
 def pick_parts(
-    offers: Sequence[Sequence[PartOffer]], *, record: CommitRecord | None, newest_on_disk: int,
+    offers: Sequence[Sequence[PartOffer]], *, record: CommitRecord | None, lineage: str, newest_on_disk: int,
     load_unhealthy: bool = False,
 ) -> Pick:  # fmt: skip
     """The same of states that are dealt out: the newest of which every part is offered by some rank."""
@@ -127,38 +130,52 @@ def pick_parts(
             missing.append(f"of iteration {offer.iteration} the parts of ranks {lacking} of {ranks} are gone")
         else:
             complete[offer] = tuple(tuple(found[rank]) for rank in range(ranks))
-    chosen = pick([list(complete)], record=record, newest_on_disk=newest_on_disk, load_unhealthy=load_unhealthy)
+    chosen = pick(
+        [list(complete)],
+        record=record,
+        lineage=lineage,
+        newest_on_disk=newest_on_disk,
+        load_unhealthy=load_unhealthy,
+    )
     if chosen.offer is None:
         return replace(chosen, reason="; ".join([*([chosen.reason] if complete else []), *sorted(missing)]))
     parts = complete[chosen.offer]
-    reason = f"the newest copy in memory of which all {len(parts)} parts are there"
-    if record is not None:
-        reason += f"; committed was iteration {record.iteration}"
+    reason = f"the newest copy in memory of which all {len(parts)} parts are there; {_committed(record)}"
     return replace(chosen, holders=(), parts=parts, reason=reason)
 
 
-def _fault(offer: Offer, record: CommitRecord, newest_on_disk: int, load_unhealthy: bool) -> str | None:
-    if offer.lineage != record.lineage:
-        return f"is of lineage {offer.lineage}, not {record.lineage}"
+def _committed(record: CommitRecord | None) -> str:
+    return "nothing was committed yet" if record is None else f"committed was iteration {record.iteration}"
+
+
+def _fault(
+    offer: Offer, record: CommitRecord | None, lineage: str, newest_on_disk: int, load_unhealthy: bool
+) -> str | None:
+    if offer.lineage != lineage:
+        return f"is of lineage {offer.lineage}, not {lineage}"
+    if offer.ckpt_status == Health.ABNORMAL and not load_unhealthy:
+        return "is marked unhealthy"
+    if record is None:
+        return None
     if offer.generation != record.generation:
         return f"is of generation {offer.generation}; others have gone on in generation {record.generation}"
     if offer.iteration < record.iteration or offer.consumed_samples < record.consumed_samples:
         return f"is older than the committed iteration {record.iteration}"
     if offer.iteration < newest_on_disk:
         return f"is older than iteration {newest_on_disk} on disk"
-    if offer.ckpt_status == Health.ABNORMAL and not load_unhealthy:
-        return "is marked unhealthy"
     return None
 
 
 def decide(
-    offers: Sequence[Offers], *, record: CommitRecord | None, plan: Plan, load_unhealthy: bool, storage: Storage
-) -> dict[str, Any]:
+    offers: Sequence[Offers], *, record: CommitRecord | None, lineage: str, plan: Plan, load_unhealthy: bool,
+    storage: Storage,
+) -> dict[str, Any]:  # fmt: skip
     """On rank 0: what to take from memory, what was committed last, and all that was committed on the way to it."""
-    newest = plan.attempts[0].iteration
+    newest = plan.attempts[0].iteration if plan.attempts else 0
     chosen = pick(
         [[Offer(**each) for each in own["whole"]] for own in offers],
         record=record,
+        lineage=lineage,
         newest_on_disk=newest,
         load_unhealthy=load_unhealthy,
     )
@@ -166,6 +183,7 @@ def decide(
         in_parts = pick_parts(
             [[PartOffer.from_plain(each) for each in own["parts"]] for own in offers],
             record=record,
+            lineage=lineage,
             newest_on_disk=newest,
             load_unhealthy=load_unhealthy,
         )

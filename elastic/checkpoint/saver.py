@@ -10,7 +10,7 @@ from elastic import events
 from elastic.checkpoint.background import Start, at_once, in_thread
 from elastic.checkpoint.caretaker import Caretaker
 from elastic.checkpoint.draft import SaveMeta, common_of, draft_of
-from elastic.checkpoint.flight import Flight, SaveResult, unsaved
+from elastic.checkpoint.flight import Flight, SaveResult, release, stalls, unsaved
 from elastic.checkpoint.image import Image
 from elastic.checkpoint.layout import Health
 from elastic.checkpoint.manifest import Manifest
@@ -63,12 +63,13 @@ class Saver:
         self._saved_at_s: float | None = None
         self._start: Start = in_thread if settings.save_mode == SaveMode.ASYNC else at_once
         self._flight: Flight | None = None
-        self._left, self._skipped = list[Flight](), 0
+        self._left, self._skipped, self._usual_s = list[Flight](), 0, 0.0
 
     def serve(self, service: Service) -> None:
         """Work in this generation from here on; a save under way in the one before is given up."""
         if self._flight is not None:
             self._left.append(self._flight)
+        self._left = release(self._left, None, self._snapshots, given_up=True)
         self._flight, self._service = None, service
         self._group, places, weights_only = service.group, service.places, self._settings.no_save_optim
         self.taker = Taker(group=self._group, places=places, prefix=self._prefix, weights_only=weights_only)
@@ -124,7 +125,7 @@ class Saver:
         Returns how a save ended, if one did. Raises as `save`.
         """
         flight, result = self._flight, None
-        self._give_back()
+        self._left = release(self._left, flight, self._snapshots)
         if flight is not None and all_ready:
             begun_s = self._clock.monotonic_s()
             outcome = flight.saving.advance()
@@ -155,9 +156,9 @@ class Saver:
         """
         if not self._settings.enable_save or self._service.identity is None:
             return unsaved(meta, "saving is off")
-        if self._flight is not None and not wait and self._settings.save_overlap == SaveOverlap.SKIP:
+        if self._flight is not None and not wait and (why := self._passes_over(self._flight)):
             self._skipped += 1
-            return unsaved(meta, f"iteration {self._flight.meta.iteration} is still being written")
+            return unsaved(meta, why)
         earlier = self.settle()
         if meta.iteration == self.schedule.committed:
             return replace(unsaved(meta, "this iteration is the committed one already", earlier=earlier), saved=True)
@@ -168,21 +169,24 @@ class Saver:
             return replace(ended, earlier=earlier)
         return unsaved(meta, "it is being written", earlier=earlier)
 
-    def keep(self, tracked: Mapping[str, Any], meta: SaveMeta) -> None:
-        """Copy the state for a restart of this node's workers, if there is a memory tier for it."""
+    def keep(self, tracked: Mapping[str, Any], meta: SaveMeta) -> bool:
+        """Copy the state for a restart of this node's workers, if there is a memory tier for it; whether it was."""
         if self._service.identity is None or not (self._snapshots.kept or self._snapshots.shares):
-            return
+            return False
         captured = capture(tracked)
         draft = self.draft(meta, captured, judge_health(meta.signs).status)
-        self._snapshots.keep(draft, self.taker.to_keep(captured), captured)
+        return self._snapshots.keep(draft, self.taker.to_keep(captured), captured)
 
-    def _give_back(self) -> None:
-        """Memory that nobody reads any more may be written again."""
-        for flight in (*self._left, *((self._flight,) if self._flight is not None else ())):
-            # Of parts only when that is known of all ranks: they choose the next arena alike.
-            if flight.copied is not None and flight.saving.written and not self._snapshots.parts:
-                self._snapshots.give_back(flight.copied)
-        self._left = [each for each in self._left if not each.saving.written]
+    def _passes_over(self, flight: Flight) -> str:
+        """Why a save that is due does not wait for the one before it; "" where it does."""
+        if self._settings.save_overlap == SaveOverlap.SKIP:
+            return f"iteration {flight.meta.iteration} is still being written"
+        begun_s = self._clock.monotonic_s()
+        stalled = stalls(flight, usual_s=self._usual_s, group=self._group, clock=self._clock)
+        self._flight = replace(flight, stall_s=flight.stall_s + self._clock.monotonic_s() - begun_s)
+        if stalled:
+            self._tell(events.Notice(text=stalled))
+        return stalled
 
     def _ended(self, flight: Flight, outcome: Outcome) -> SaveResult:
         self._flight, meta = None, flight.meta
@@ -204,6 +208,7 @@ class Saver:
             stall_s=stall_s,
         )
         if outcome.committed:
+            self._usual_s = max(seconds, 0.5 * self._usual_s)
             self.schedule.saved(meta.iteration)
             self._after_commit(meta, outcome, result)
         else:

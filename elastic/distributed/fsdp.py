@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from elastic.distributed.group import Collectives
 from elastic.distributed.peers import peer_errors
 from elastic.distributed.replicate import Replica
-from elastic.errors import UsageError
+from elastic.distributed.undealing import Dealing, give_memory
 from elastic.plan.tree import Spread
 
 ELEMENTWISE = {
@@ -38,14 +38,16 @@ class Sharded:
     """One rank's part of a model."""
 
     lockstep = True
-    movable = False
     overlap = False
 
     def __init__(
         self, model: nn.Module, group: Collectives, *, device: str = "cpu", units: Sequence[nn.Module] | None = None
     ) -> None:
-        """Deal out the model, with rank 0's values. `units`: what is brought together at a time; None: `units_of`."""
-        Replica(model, group).align()
+        """Deal out the model, which has the same values on all ranks, or none (on meta) until they are restored.
+
+        `units`: what is brought together at a time; None: `units_of`.
+        """
+        self._dealing = Dealing(model)
         mesh = init_device_mesh(torch.device(device).type, (group.size,))
         units = units_of(model) if units is None else units
         left: set[nn.Parameter] = set()
@@ -58,27 +60,24 @@ class Sharded:
             if isinstance(part, FSDPModule):
                 part.set_gradient_divide_factor(1.0)
                 part.set_force_sum_reduction_for_comms(True)
+        give_memory(model, device=device)
         self.model = model
         self._group = group
         self._computing = False
         # What lies outside of the units stays together after a forward pass, for the backward that follows in a round.
-        model.register_forward_hook(self._after_forward)
+        self._hook = model.register_forward_hook(self._after_forward)
         self._rest = Replica(nn.ParameterList([each for each in model.parameters() if each in left]), group)
+        self._dealing.dealt()
 
-    def move(self, group: Collectives) -> None:
-        """Never asked for: the parts belong to as many ranks as there were."""
-        raise UsageError("what is dealt out over the ranks of one generation cannot be moved to another")
+    def undo(self, *, device: str = "meta") -> dict[str, nn.Parameter]:
+        """Make it an ordinary model again, whose parameters are on a device and of no value where they were dealt out.
 
-    def align(self) -> None:
-        """They are: dealt out from rank 0's values."""
-
-    def adopt(self, optimizer: Optimizer) -> None:
-        """Let an elementwise optimizer work on plain local parts, others on DTensors."""
-        if type(optimizer) in ELEMENTWISE:
-            optimizer.register_step_pre_hook(_to_parts)
-            optimizer.register_step_post_hook(_to_wholes)
-        else:
-            optimizer.register_step_pre_hook(_state_to_wholes)
+        From any place of a step, also one that was broken off. This is of no use any more then. Returns the parameters
+        that the model had, by each of their names.
+        """
+        self._hook.remove()
+        self._dealing.undo(device=device)
+        return self._dealing.parameters
 
     def begin_step(self, spread: Spread) -> None:
         """Drop the gradients of the step before."""
@@ -143,6 +142,15 @@ class Sharded:
 
     def _gradients(self) -> Iterator[Tensor]:
         return (local(each.grad) for each in self._dealt() if each.grad is not None)
+
+
+def adopt(optimizer: Optimizer) -> None:
+    """Let an elementwise optimizer work on plain local parts, others on DTensors."""
+    if type(optimizer) in ELEMENTWISE:
+        optimizer.register_step_pre_hook(_to_parts)
+        optimizer.register_step_post_hook(_to_wholes)
+    else:
+        optimizer.register_step_pre_hook(_state_to_wholes)
 
 
 def units_of(model: nn.Module) -> list[nn.Module]:

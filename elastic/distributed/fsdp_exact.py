@@ -42,27 +42,6 @@ class ExactSharded(Sharded):
         self._deal()
         self._sums = Replica(model, group, exact=True, parameters=lambda: self._wholes)
 
-    def adopt(self, optimizer: Optimizer) -> None:
-        """As `Sharded`, of optimizers that give an element the same bits wherever its part begins.
-
-        Raises:
-            UsageError: another one.
-        """
-        kind = type(optimizer)
-        types = {each.dtype for group in optimizer.param_groups for each in group["params"]}
-        if kind not in ELEMENTWISE or any(group.get("fused") for group in optimizer.param_groups):
-            raise UsageError(
-                f"training.numerics: exact with fsdp2 needs an optimizer that treats each element by itself, not "
-                f"fused; {kind.__name__} is none that is known to. Use torch.optim.AdamW, or strategy: replicate"
-            )
-        # The last elements of a tensor are computed one by one, and in narrow types some sums round otherwise there.
-        if kind is not optim.AdamW and not types.issubset(_WIDE):
-            raise UsageError(
-                f"training.numerics: exact with fsdp2: {kind.__name__} rounds parameters of {sorted(map(str, types))} "
-                "differently at the end of a part. Use torch.optim.AdamW, parameters of float32, or strategy: replicate"
-            )
-        super().adopt(optimizer)
-
     def begin_step(self, spread: Spread) -> None:
         """Drop the gradients of the step before."""
         self._computing = False
@@ -115,4 +94,25 @@ class ExactSharded(Sharded):
         own = rows[self._group.rank] if self._group.rank < len(rows) else gradient[:0]
         return DTensor.from_local(
             own, part.device_mesh, part.placements, run_check=False, shape=part.shape, stride=part.stride()
+        )
+
+
+def check_optimizer(optimizer: Optimizer) -> None:
+    """See whether an optimizer gives an element the same bits wherever its part begins.
+
+    Raises:
+        UsageError: another one.
+    """
+    kind = type(optimizer)
+    types = {each.dtype for group in optimizer.param_groups for each in group["params"]}
+    if kind not in ELEMENTWISE or any(group.get("fused") for group in optimizer.param_groups):
+        raise UsageError(
+            f"training.numerics: exact with fsdp2 needs an optimizer that treats each element by itself, not "
+            f"fused; {kind.__name__} is none that is known to. Use torch.optim.AdamW, or strategy: replicate"
+        )
+    # The last elements of a tensor are computed one by one, and in narrow types some sums round otherwise there.
+    if kind is not optim.AdamW and not types.issubset(_WIDE):
+        raise UsageError(
+            f"training.numerics: exact with fsdp2: {kind.__name__} rounds parameters of {sorted(map(str, types))} "
+            "differently at the end of a part. Use torch.optim.AdamW, parameters of float32, or strategy: replicate"
         )

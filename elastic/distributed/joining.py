@@ -56,6 +56,9 @@ def join(world: World, *, links: Links | None = None, environ: Mapping[str, str]
             _check(own)
             store = _store_of(world, environ=environ)
             _check(own)  # before it is waited for anybody: a cut from here on breaks the connection to the store
+            if world.device != "cpu":
+                cuda.outlive_errors(os.environ)
+                own.also = cuda.abort
             _init(world, store=store)
         own.settle()
         _check(own)

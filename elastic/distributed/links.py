@@ -19,7 +19,7 @@ import os
 import socket
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -40,6 +40,8 @@ class Links:
         self._own: frozenset[Opened] | None = None
         self._lock = threading.Lock()
         self._is_cut = False
+        self.also: Callable[[], object] | None = None
+        """Done with each cut: what ends the waiting where it is for no socket of this process."""
         self._made = threading.Event()
         self._follower: threading.Thread | None = None
 
@@ -67,7 +69,10 @@ class Links:
             if self._own is None and self._follower is None:
                 self._follower = threading.Thread(target=self._follow, name="elastic-links", daemon=True)
                 self._follower.start()
-            return self._shut_down_all()
+            count = self._shut_down_all()
+        if self.also is not None:
+            self.also()
+        return count
 
     def _shut_down_all(self) -> int:
         own = _open_sockets() - self._before if self._own is None else self._own

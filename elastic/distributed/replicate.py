@@ -29,7 +29,7 @@ class Replica:
     """One rank's replica of a model, and the flat gradients of it."""
 
     lockstep = False
-    movable = True
+    deals = False
 
     def __init__(
         self, model: nn.Module, group: Collectives, *, exact: bool = False,

@@ -11,8 +11,8 @@ from elastic.distributed.group import Collectives
 from elastic.plan.tree import Spread
 
 
-class Strategy(Protocol):
-    """One model on one rank. Every rank calls every method, in the same order."""
+class Laid(Protocol):
+    """One model on one rank, in one world. Every rank calls every method, in the same order."""
 
     model: nn.Module
     """What the user's loop calls and whose parameters its optimizer gets."""
@@ -22,23 +22,6 @@ class Strategy(Protocol):
     @property
     def lockstep(self) -> bool:
         """Whether forward and backward talk to the other ranks, so that all must do equally many."""
-        ...
-
-    @property
-    def movable(self) -> bool:
-        """Whether `move` is possible."""
-        ...
-
-    def move(self, group: Collectives) -> None:
-        """Work with another group from here on, which may have another size. The model's state stays as it is."""
-        ...
-
-    def align(self) -> None:
-        """Make parameters and buffers equal to rank 0's."""
-        ...
-
-    def adopt(self, optimizer: Optimizer) -> None:
-        """Prepare an optimizer of the model's parameters for its steps."""
         ...
 
     def begin_step(self, spread: Spread) -> None:
@@ -67,4 +50,23 @@ class Strategy(Protocol):
 
     def grad_norm(self) -> float:
         """Length of all gradients together, the same on every rank. Raises PeerLost."""
+        ...
+
+
+class Strategy(Laid, Protocol):
+    """The same through all worlds."""
+
+    deals: bool
+    """Whether parameters are dealt out where there are several ranks, so that a move leaves no values in them."""
+
+    def move(self, group: Collectives) -> None:
+        """Work with another group from here on, which may have another size. Every rank calls it. Raises PeerLost."""
+        ...
+
+    def align(self) -> None:
+        """Make parameters and buffers equal to rank 0's."""
+        ...
+
+    def adopt(self, optimizer: Optimizer) -> None:
+        """Prepare an optimizer of the model's parameters for its steps. Raises UsageError."""
         ...

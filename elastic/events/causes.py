@@ -14,6 +14,7 @@ class Cause(enum.StrEnum):
     NODE_LEFT = "node_left"
     WORKER_EXIT = "worker_exit"
     WORKER_SIGNAL = "worker_signal"
+    WORKER_HUNG = "worker_hung"
     PEER_LOST = "peer_lost"
     GROUP_FAILED = "group_failed"
 

@@ -195,6 +195,17 @@ class ReplicasDiffered(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Straggles(Event):
+    """This worker computes slower than the others, or (`slow` False) does so no more. Times are of a micro-batch."""
+
+    kind = "straggles"
+    slow: bool
+    own_s: float
+    others_s: float
+    local_rank: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class OrderChosen(Event):
     """Which item each global sample number is, from here on. An account needs nobody's data set with it."""
 

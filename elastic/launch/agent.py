@@ -11,6 +11,7 @@ import logging
 import math
 import os
 import sys
+from collections.abc import Callable, Collection
 from typing import Any, NoReturn
 
 from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerSpec, WorkerState
@@ -29,6 +30,7 @@ from elastic.events import (
     WorkerStarted,
     WorkerStayed,
 )
+from elastic.launch import keeping
 from elastic.launch.exits import Ending, Verdict, WorkerExit, cause_of, describe, fault_of, judge, staying_as
 from elastic.launch.forked import path_of
 from elastic.launch.processes import Process, WorkerProcesses
@@ -66,6 +68,7 @@ class Agent(LocalElasticAgent):
         super().__init__(spec, *args, **kwargs)
         self._stage = stage
         self._workers: WorkerProcesses | None = None
+        self._hung: dict[int, str] = {}  # by pid: why it was ended as one that hangs
         forks = stage.ready.fork if stage.ready is not None else _none
         self._starter = Starter(
             handler_with(forks, lend=stage.lend),
@@ -155,11 +158,7 @@ class Agent(LocalElasticAgent):
         for worker in group.workers:
             worker.id = pids[worker.local_rank]
             self._tell_started(worker, processes[worker.local_rank])
-        self._workers = WorkerProcesses(
-            processes,
-            wake=self._stage.wake,
-            clock=self._stage.clock,
-        )
+        self._workers, self._hung = WorkerProcesses(processes, wake=self._stage.wake, clock=self._stage.clock), {}
         group.state = WorkerState.HEALTHY
         self._stage.stall.begin(membership)
 
@@ -200,6 +199,7 @@ class Agent(LocalElasticAgent):
                     kill_stopped(pid)
                 for pid in found.hung:
                     kill_stopped(pid)  # with all it forked: one that hangs hears no word
+                self._hung |= found.hung
             else:
                 found = Finding(until_s=math.inf)
             now_s = clock.monotonic_s()
@@ -276,7 +276,8 @@ class Agent(LocalElasticAgent):
             pid = self._workers.left[local_rank].pid
             return staying_as(self._stage.staying[pid], rank=rank, pid=pid, order=len(self._workers.ended))
         told = self._stage.told(end.pid)
-        return WorkerExit(rank=rank, pid=end.pid, exit_code=end.exit_code, order=end.order, told=told)
+        hung = self._hung.get(end.pid, "") if end.exit_code < 0 else ""
+        return WorkerExit(rank=rank, pid=end.pid, exit_code=end.exit_code, order=end.order, told=told, hung=hung)
 
     def _leave(self, why: str) -> NoReturn:
         """A planned leave: finish the step, save, go; a second signal ends it at once."""
@@ -285,12 +286,40 @@ class Agent(LocalElasticAgent):
         if why.startswith("SIG"):  # who asked otherwise has been told of
             self._stage.observer.emit(LeaveAsked(source="signal", reason=why))
         self._stage.leave()
+        until_s = self._stage.clock.monotonic_s() + self._grace_s
         if self._workers is not None:
             self._stage.server.ask_all(Control.LEAVE)
-            self._workers.let_end(limit_s=self._grace_s, hurry=lambda: len(self._stage.signals.received) > 1)
-            if all(self._exit_of(local_rank).meant == ExitCode.DONE for local_rank in self._workers.ended):
+            self._let_end(self._workers, until_s, staying=lambda: self._stage.staying)
+            ended = [self._exit_of(local_rank).meant for local_rank in self._workers.ended]
+            if not self._workers.left and all(meant == ExitCode.DONE for meant in ended):
                 self._end(Outcome.SUCCEEDED, ExitCode.DONE, "the run finished while leaving")
+            if self._workers.left:
+                self._keep(self._workers, until_s)
+        elif self._starter.kept:
+            waiting = WorkerProcesses(self._starter.kept, wake=self._stage.wake, clock=self._stage.clock)
+            self._keep(waiting, until_s)
+            waiting.close()
         raise Preempted(f"left on {why}; please requeue")
+
+    def _keep(self, workers: WorkerProcesses, until_s: float) -> None:
+        """Workers that wait for another generation may have what nobody else has, if all leave: one saves it."""
+        step = max((stays.step for stays in self._stage.staying.values()), default=0)
+        verdict = keeping.look(self._stage.coordinator, step=step)
+        while verdict.duty is keeping.Duty.WAIT and not self._hurried() and self._stage.clock.monotonic_s() < until_s:
+            workers.wait(limit_s=keeping.LOOK_S)
+            verdict = keeping.look(self._stage.coordinator, step=step)
+        if verdict.duty is keeping.Duty.SAVE and workers.left:
+            chosen = workers.left[min(workers.left)].pid
+            logger.info("the worker with pid %d saves what it has: %s", chosen, verdict.reason)
+            self._stage.server.ask(chosen, Control.KEEP)
+            self._let_end(workers, until_s, staying=lambda: set(workers.pids) - {chosen})
+
+    def _hurried(self) -> bool:
+        return len(self._stage.signals.received) > 1
+
+    def _let_end(self, workers: WorkerProcesses, until_s: float, *, staying: Callable[[], Collection[int]]) -> None:
+        limit_s = max(0.0, until_s - self._stage.clock.monotonic_s())
+        workers.let_end(limit_s=limit_s, hurry=self._hurried, staying=staying)
 
     def _closed(self, closed: JobClosed) -> RunResult:
         if closed.outcome is not Outcome.SUCCEEDED:

@@ -26,6 +26,8 @@ class WorkerExit:
     told: Failure | None = None
     stays: bool = False
     """It has not ended, but left its generation and waits for the next."""
+    hung: str = ""
+    """Why its agent thought that it hung, and ended it."""
 
     @property
     def meant(self) -> int:
@@ -93,6 +95,8 @@ def staying_as(stays: Stays, *, rank: int, pid: int, order: int) -> WorkerExit:
 
 def cause_of(end: WorkerExit) -> Cause:
     """The event vocabulary's word for an exit."""
+    if end.hung:
+        return Cause.WORKER_HUNG
     if end.meant == ExitCode.PEER_LOST:
         return Cause.PEER_LOST
     return Cause.WORKER_SIGNAL if end.meant < 0 else Cause.WORKER_EXIT
@@ -112,6 +116,8 @@ def fault_of(exits: Sequence[WorkerExit]) -> Cause:
 
 def describe(end: WorkerExit) -> str:
     """An exit in words."""
+    if end.hung:
+        return f"worker {end.rank} (pid {end.pid}) hung: {end.hung}"
     if end.meant < 0:
         return f"worker {end.rank} (pid {end.pid}) was killed by {_signal_name(-end.meant)}"
     if end.meant == ExitCode.PEER_LOST:
@@ -128,7 +134,7 @@ def _report(end: WorkerExit, *, step: int, committed_steps: int) -> FailureRepor
         cause=cause_of(end),
         rank=end.rank,
         step=max(step, told.step if told else 0),
-        signature=told.signature if told else f"exit {end.exit_code}",
+        signature="hang" if end.hung else told.signature if told else f"exit {end.exit_code}",
         text=told.text if told else describe(end),
         exit_code=end.meant,
         committed_steps=committed_steps,

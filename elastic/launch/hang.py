@@ -17,8 +17,8 @@ ENOUGH = 2
 """How often something must have been seen for its limit to be learned: the first time is not like the others."""
 
 
-_NEVER_LEARNED = {Doing.WAITING, Doing.STARTING, Doing.BETWEEN}
-"""It lasts as long as others, the membership or the user's own code between two steps want it to."""
+_NEVER_LEARNED = {Doing.WAITING, Doing.STARTING, Doing.BETWEEN, Doing.FIRST, Doing.FLUSH}
+"""It lasts as long as others, the membership, a compiler, a disk or the user's own code between steps want."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -77,13 +77,13 @@ class WorkerServer:
         with self._lock:
             self._asked = None
 
+    def ask(self, pid: int, control: Control) -> bool:
+        """Ask something of one worker; False where it has hung up."""
+        return self._tell(pid, {"control": control})
+
     def place(self, pid: int, place: Place) -> bool:
         """Give a worker that stays its place in the next generation; False where it has hung up."""
-        with self._lock:
-            peer = next((peer for peer in self._peers.values() if peer.pid == pid), None)
-        if peer is not None:
-            self._send(peer, {"place": asdict(place)})
-        return peer is not None
+        return self._tell(pid, {"place": asdict(place)})
 
     def hear_out(self, *, limit_s: float) -> bool:
         """Wait until all that workers sent before is handled, the last words of one that has just ended too.
@@ -108,6 +108,13 @@ class WorkerServer:
         os.close(self._wake_read)
         os.close(self._wake_write)
         shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _tell(self, pid: int, message: dict[str, Any]) -> bool:
+        with self._lock:
+            peer = next((peer for peer in self._peers.values() if peer.pid == pid), None)
+        if peer is not None:
+            self._send(peer, message)
+        return peer is not None
 
     def _run(self) -> None:
         while not self._stopping:

@@ -23,7 +23,10 @@ TIERS = ("memory", "peer", "disk", OTHER)
 PATHS = ("rejoin", "refork", "reexec", OTHER)
 FENCED = ("checkpoint", "worker", "agent", OTHER)
 CAUSES = tuple(str(cause) for cause in Cause)
-FAILURES = tuple(str(c) for c in (Cause.NODE_LOST, Cause.WORKER_EXIT, Cause.WORKER_SIGNAL, Cause.GROUP_FAILED))
+FAILURES = tuple(
+    str(cause)
+    for cause in (Cause.NODE_LOST, Cause.WORKER_EXIT, Cause.WORKER_SIGNAL, Cause.WORKER_HUNG, Cause.GROUP_FAILED)
+)
 LOCAL_RANKS = (*map(str, range(16)), OTHER)
 DIRECTIONS = tuple(str(direction) for direction in Direction)
 
@@ -75,6 +78,10 @@ STEP_DURATION = histogram(
 RANK_STEP_DURATION = gauge(
     "elastic_rank_step_duration_seconds", Over.EACH,
     "Time of a worker's last step without what it waited for others: who has much more than the rest holds them up.",
+    from_start=False, local_rank=LOCAL_RANKS,
+)  # fmt: skip
+STRAGGLES = gauge(
+    "elastic_worker_straggles", Over.SUM, "1 while a worker computes slower than the others for many steps in a row.",
     from_start=False, local_rank=LOCAL_RANKS,
 )  # fmt: skip
 LOSS = gauge(
@@ -222,6 +229,7 @@ DEFINITIONS: tuple[Definition, ...] = (
     LAST_STEP_TIME,
     STEP_DURATION,
     RANK_STEP_DURATION,
+    STRAGGLES,
     LOSS,
     DATA_DIGEST,
     RESCALES,

@@ -61,6 +61,7 @@ class Metrics(Collector):
             events.JobEnded: self._job_ended,
             events.Restored: self._restored,
             events.StepCommitted: self._step_committed,
+            events.Straggles: self._straggles,
             events.CheckpointSaved: self._checkpoint_saved,
             events.CheckpointFailed: self._checkpoint_failed,
             events.CheckpointRejected: self._checkpoint_rejected,
@@ -195,6 +196,9 @@ class Metrics(Collector):
             self._values.add(of.SAMPLE_FAULTS, 1)
         if event.own_s is not None:
             self._values.set(of.RANK_STEP_DURATION, event.own_s, str(event.local_rank))
+
+    def _straggles(self, record: events.Record, event: events.Straggles) -> None:
+        self._values.set(of.STRAGGLES, float(event.slow), str(event.local_rank))
 
     def _checkpoint_saved(self, record: events.Record, event: events.CheckpointSaved) -> None:
         if record.rank not in (0, None):

@@ -71,6 +71,9 @@ def _of_agents(event: Event) -> str:
             return f"job {event.outcome} (exit code {event.exit_code}): {event.reason}"
         case events.WorkerHung():
             return f"worker pid {event.pid} hangs: {event.reason}; stacks of all in {event.stacks}"
+        case events.Straggles():
+            what = "is slower than the others" if event.slow else "keeps up with the others again"
+            return f"this worker {what}: {event.own_s:.3f} s a micro-batch, theirs {event.others_s:.3f} s"
         case events.LeaveAsked():
             return f"asked to leave ({event.source}): {event.reason}"
         case events.Fencing():

@@ -3,6 +3,7 @@
 Pure. A lost node, joins and leaves are always free. Every other end of a generation spends from the bucket of its
 reason; getting past the step that failed refills them all. Exceptions, exits and signals are a worker's own: the same
 step failing again and again is a verdict of its own, and if only one agent's workers do so it is left out instead.
+Hangs are judged so, too, but by themselves: a step that failed twice and hung once has not failed three times.
 """
 
 from __future__ import annotations
@@ -15,12 +16,17 @@ from elastic.errors import ExitCode
 from elastic.events import Cause
 from elastic.rendezvous.model import Barred, Bucket, Failure, FailureReport
 
-_OWN = frozenset({Bucket.EXCEPTION, Bucket.EXIT, Bucket.SIGNAL})
+_OWN = frozenset({Bucket.EXCEPTION, Bucket.EXIT, Bucket.SIGNAL, Bucket.HANG})
 # The world tells them to everyone. More say nothing new: a bug fails on all nodes alike.
 _MOST_OF_A_GENERATION = 16
 # A worker that ends so has said that starting it again cannot help.
 _FINAL = frozenset({ExitCode.USAGE, ExitCode.FENCED})
-_CLOSED_BY = {Cause.WORKER_SIGNAL: Bucket.SIGNAL, Cause.GROUP_FAILED: Bucket.GROUP, Cause.PEER_LOST: Bucket.PEER}
+_CLOSED_BY = {
+    Cause.WORKER_SIGNAL: Bucket.SIGNAL,
+    Cause.WORKER_HUNG: Bucket.HANG,
+    Cause.GROUP_FAILED: Bucket.GROUP,
+    Cause.PEER_LOST: Bucket.PEER,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +150,9 @@ def _weigh(
             return over(
                 ExitCode.FAILED, f"{report.signature} in generations {_list(twice)}, before any step was committed"
             )
-        failed = _generations(failure for failure in history if failure.bucket in _OWN)
+        hung = bucket is Bucket.HANG
+        alike = (each for each in history if each.bucket in _OWN and (each.bucket is Bucket.HANG) == hung)
+        failed = _generations(alike)
         count = f"{len(failed)} of {no_progress_limit}"
         if len(failed) >= no_progress_limit:
             reason = f"step {step} was not passed in generations {_list(failed)}: failure {count}"

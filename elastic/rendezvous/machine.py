@@ -215,6 +215,8 @@ def _what(report: FailureReport) -> str:
             return "lost a peer"
         case Cause.WORKER_SIGNAL:
             return "was killed by a signal"
+        case Cause.WORKER_HUNG:
+            return f"hung ({report.text[:200]})"
         case _:
             last_line = report.text.strip().rpartition("\n")[2]
             return f"failed ({last_line[:200]})" if last_line else "failed"

@@ -42,6 +42,7 @@ class Bucket(enum.StrEnum):
     EXCEPTION = "exception"
     EXIT = "exit"
     SIGNAL = "signal"
+    HANG = "hang"
     GROUP = "group"
     PEER = "peer"
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 from elastic.activity import Activity
 from elastic.checkpoint.draft import SaveMeta
@@ -21,12 +20,14 @@ from elastic.data.loader import ElasticLoader
 from elastic.data.stream import ShardStream
 from elastic.distributed.group import Alone, Collectives
 from elastic.distributed.strategy import Strategy
-from elastic.events import Emit, Evaluated, Notice, OrderChosen, StepCommitted
+from elastic.events import Emit, Evaluated, Notice, OrderChosen, StepCommitted, Straggles
 from elastic.plan.batch import BatchPlan
 from elastic.plan.batch_mode import Batching, BatchMode, batching
 from elastic.plan.likeness import SAVED_AS, Likeness
 from elastic.plan.order import ORDER_VERSION
 from elastic.plan.progress import global_step_view, scale_by_global_batch
+from elastic.plan.spans import ranges
+from elastic.plan.straggling import Straggling
 from elastic.plan.tree import Spread
 from elastic.session.source import DataSource, settle
 from elastic.session.spent import Spent
@@ -82,6 +83,7 @@ class Course:
         self._spent = Spent(lambda doing: self.activity.total_s(doing), clock=clock)
         self._losses: deque[float] = deque(maxlen=_LOSSES)
         self._grad_norm: float | None = None
+        self._pace_s, self._straggling = 0.0, Straggling()
         self._grad_norms: deque[float] = deque(maxlen=_LOSSES)
         if earlier is not None and earlier.iteration == self.iteration:
             self._losses, self._grad_norms = earlier._losses, earlier._grad_norms
@@ -145,6 +147,7 @@ class Course:
             save_ready=save_ready,
             scaled=scaled,
             activity=self.activity,
+            pace_s=self._pace_s,
             judged=due(self.iteration + 1, self._counted(start, stop)) or stop >= self._total_samples,
         )
         self._spent.begin()
@@ -173,6 +176,7 @@ class Course:
         if step.grad_norm is not None:
             self._grad_norms.append(step.grad_norm)
         self._last_step = (step.start, step.stop, step.totals.digest)
+        self._look_at_pace(step.totals.paces_s)
         self._count(
             step.stop,
             ranges=ranges(sample for sample, _ in step.used),
@@ -180,7 +184,14 @@ class Course:
             digest=step.totals.digest,
             loss=step.totals.loss,
         )
+        self._pace_s = step.pace_s(self._last_times.own_s)
         return step.totals.regroup
+
+    def _look_at_pace(self, paces_s: Sequence[float]) -> None:
+        before, now = self._straggling, self._straggling.after(paces_s, rank=self._world.rank)
+        self._straggling, place = now, self._world.local_rank
+        if now.slow != before.slow:
+            self._emit(Straggles(slow=now.slow, own_s=now.own_s, others_s=now.others_s, local_rank=place))
 
     def roll_back(self, restored: Restored, *, skip_to: int, reason: str) -> None:
         """Stand where a restored state stands, and pass over the samples up to `skip_to` for good."""
@@ -206,7 +217,7 @@ class Course:
         self.iteration += 1
         self._before, self.consumed_samples = self.consumed_samples, stop
         self.run_digest = chain(self.run_digest, digest)
-        spent = self._spent.end()
+        spent = self._last_times = self._spent.end()
         self._emit(
             StepCommitted(
                 iteration=self.iteration,
@@ -325,17 +336,6 @@ class Course:
             text = f"{size - slots} of {size} workers have nothing to do: the global batch of "
             text += f"{training.global_batch_size} is {slots} micro-batches of {training.micro_batch_size}"
             self._emit(Notice(text=text))
-
-
-def ranges(samples: Any) -> tuple[tuple[int, int], ...]:
-    """Consecutive numbers as (start, stop) pairs, in the order given."""
-    pairs: list[tuple[int, int]] = []
-    for sample in samples:
-        if pairs and pairs[-1][1] == sample:
-            pairs[-1] = (pairs[-1][0], sample + 1)
-        else:
-            pairs.append((sample, sample + 1))
-    return tuple(pairs)
 
 
 def _batching(settings: Settings, world: World) -> Batching:

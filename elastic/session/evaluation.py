@@ -16,8 +16,8 @@ from elastic.distributed.group import Collectives
 from elastic.distributed.peers import peer_errors
 from elastic.errors import DataError, UsageError
 from elastic.plan.batch import BatchPlan
+from elastic.session.moving import to_device
 from elastic.session.source import DataSource, length_of
-from elastic.session.step import to_device
 
 Measure = Callable[[Any], Mapping[str, tuple[torch.Tensor | float, torch.Tensor | float]]]
 """Of one micro-batch: name -> (sum over its samples, weight). Never a mean."""

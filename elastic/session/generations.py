@@ -7,7 +7,7 @@ given by who kept it, or restored), find the place in the data, step. A newcomer
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, MutableMapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from elastic.config.model import Settings
 from elastic.distributed.group import Alone, Collectives
 from elastic.distributed.likeness import check_alike, measure
 from elastic.distributed.strategy import Strategy
-from elastic.errors import PeerLost, Regroup
+from elastic.errors import Fenced, PeerLost, Regroup
 from elastic.link import Link
 from elastic.plan.likeness import Likeness, recorded_in
 from elastic.session.committer import choose_committer
@@ -64,9 +64,8 @@ class Generations:
         self._identity = claim(save_path, job_id=world.job_id)
         self.report = Reporter(world=world, link=link, save_path=save_path, clock=clock)
         stack.callback(self.report.close)
-        # What is dealt out over one world is laid out otherwise in another, of which this process knows nothing.
-        allowed = settings.launch.rejoin and settings.training.strategy is StrategyKind.REPLICATE
-        self.staying = Staying(link=link, strategies=self.strategies, leaving=leaving, allowed=allowed)
+        self._deals = settings.training.strategy is StrategyKind.FSDP2
+        self.staying = Staying(link=link, allowed=settings.launch.rejoin)
 
     def enter(self) -> None:
         """Join the group of the first generation, and open the door to the checkpoints.
@@ -75,7 +74,7 @@ class Generations:
             PeerLost: somebody did not come. UsageError: save_path cannot be used.
         """
         self._meet()
-        committer = self._committer()
+        committer = self._committer(self.world)
         if isinstance(committer, LockCommitter):
             self._stack.callback(committer.close)
         self.manager = open_manager(
@@ -91,6 +90,8 @@ class Generations:
 
     def steps(self, source: DataSource) -> Iterator[Step]:
         """Step after step, through any number of generations. Raises as `Session.steps`."""
+        if not self.newcomers:
+            self._lay_out_anew()
         self._begin(source)
         self._stack.callback(self._close_course)
         self._stack.enter_context(self._leaving)  # not before: there is nothing to save until here
@@ -100,9 +101,9 @@ class Generations:
                 yield from self.stepping.walk()
                 return
             except (PeerLost, Regroup) as error:
-                if not self.staying.possible:
-                    raise
                 lost, text = isinstance(error, PeerLost), str(error)
+                if not self.staying.possible or (not lost and self.stepping.saved and self._leaving.leaves()):
+                    raise
             # Outside of the handler: a traceback keeps what its frames hold, the old group among it.
             self._move(source, lost=lost, text=text)
 
@@ -116,14 +117,28 @@ class Generations:
             leave(self.group, broken=lost)
             left, step = self.world.generation, self.course.iteration
             world = self.staying.wait(lost=lost, generation=left, step=step, text=text, environ=self._environ)
+            if world is None:
+                self._save_alone(self.course)
+                raise self._leaving.ending(step)
             try:
                 self._serve(replace(world, device=self.world.device))
                 self._begin(source)
                 moved = True
             except PeerLost as error:
+                if not self.staying.possible:
+                    raise
                 lost, text = True, str(error)
         for call in self.listeners:
             call(self.world)
+
+    def _save_alone(self, course: Course) -> None:
+        """Save what only workers that wait have, for all of them. Where others have gone on meanwhile it is refused."""
+        if self._deals or not self.manager.intact:
+            return
+        alone = replace(self.world, rank=0, size=1)
+        self._serve_roots(alone, Alone())
+        with suppress(Fenced):  # which was told
+            self.manager.save(self.tracked, course.standing_meta())
 
     def _meet(self) -> None:
         self.group = meet(self.world, link=self._link, emit=self.report, clock=self._clock)
@@ -134,16 +149,24 @@ class Generations:
         self.world = world
         self.report.move(world)
         self._meet()
+        self._serve_roots(world, self.group)
+        self._lay_out_anew()
+
+    def _serve_roots(self, world: World, group: Collectives) -> None:
         serve(
             self.manager,
             self._settings.checkpoint,
             self._identity,
             world=world,
-            group=self.group,
-            committer=self._committer(),
+            group=group,
+            committer=self._committer(world),
             clock=self._clock,
             emit=self.report,
         )
+
+    def _lay_out_anew(self) -> None:
+        """Who stays and who is new do this at the same place. What was dealt out has no values after it."""
+        self.manager.intact = self.manager.intact and not self._deals
         for strategy in self.strategies:
             strategy.move(self.group)
 
@@ -151,8 +174,9 @@ class Generations:
         """Come to one state with all others, and to the place in the data that belongs to it. Raises as `steps`."""
         restored = self._restore(source)
         if restored.tier == "none" and not self.newcomers:
-            for strategy in self.strategies:
-                strategy.align()
+            # What is in memory is neither a state of the run nor that of its beginning: new workers have the latter.
+            self.staying.forbid()
+            raise PeerLost("nothing was saved yet, and no worker's state can be gone on from")
         self.course = Course(
             settings=self._settings,
             world=self.world,
@@ -187,7 +211,7 @@ class Generations:
         self.stepping.begin(restored)
 
     def _restore(self, source: DataSource) -> Restored:
-        if self.staying.general and not self.newcomers:
+        if self.staying.general and not self.newcomers and not self._deals:
             standing = self.course if self.manager.intact else None
             meta = None if standing is None else standing.standing_meta()
             rejoined = self.manager.rejoin(self.tracked, meta)
@@ -205,9 +229,9 @@ class Generations:
         check_alike(own, recorded=recorded_in(restored.settings) if restored.own else None, group=self.group)
         return own
 
-    def _committer(self) -> Committer:
+    def _committer(self, world: World) -> Committer:
         save_path = self._settings.checkpoint.save_path
-        return choose_committer(self._link, world=self.world, save_path=save_path, clock=self._clock)
+        return choose_committer(self._link, world=world, save_path=save_path, clock=self._clock)
 
     def _close_course(self) -> None:
         if self.course is not None:

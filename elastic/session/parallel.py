@@ -10,6 +10,7 @@ from torch import nn
 
 from elastic.config.choices import Numerics, StrategyKind
 from elastic.config.model import Settings
+from elastic.distributed.dealing import Dealt
 from elastic.distributed.group import Collectives
 from elastic.distributed.replicate import Replica
 from elastic.distributed.strategy import Strategy
@@ -20,13 +21,8 @@ from elastic.world import World
 def lay_out(model: nn.Module, settings: Settings, *, world: World, group: Collectives, align: bool = True) -> Strategy:
     """Put a model on the ranks as training.strategy says; equal to rank 0's, unless its values come later."""
     exact = settings.training.numerics is Numerics.EXACT
-    strategy: Strategy
-    if settings.training.strategy is StrategyKind.FSDP2 and group.size > 1:
-        # Takes seconds to import, which only its users spend.
-        from elastic.distributed.fsdp import Sharded
-        from elastic.distributed.fsdp_exact import ExactSharded
-
-        return (ExactSharded if exact else Sharded)(model, group, device=world.device)
+    if settings.training.strategy is StrategyKind.FSDP2:
+        return Dealt(model, group, exact=exact, device=world.device, at_once=align)
     strategy = Replica(model, group, exact=exact)
     if align:
         strategy.align()
@@ -41,7 +37,7 @@ def check_tracked(name: str, value: Any, strategies: Sequence[Strategy]) -> None
     """
     if not (hasattr(value, "state_dict") and hasattr(value, "load_state_dict")):
         raise UsageError(f"track({name}=…) got a {type(value).__name__}; it needs state_dict() and load_state_dict()")
-    if isinstance(value, torch.amp.GradScaler) and any(each.lockstep for each in strategies):
+    if isinstance(value, torch.amp.GradScaler) and any(each.deals for each in strategies):
         raise UsageError(
             f"track({name}=…): a GradScaler looks at this rank's gradients only, so that ranks would differ in "
             "which steps they skip; with training.strategy: fsdp2 use bfloat16, which needs none"

@@ -30,7 +30,7 @@ class Spent:
         """`total_s`: how long something was done in all."""
         self._total_s, self._clock = total_s, clock
         self._known_s: dict[Doing, float] = {}
-        for doing in (Doing.DATA, Doing.SAVE):
+        for doing in (Doing.DATA, Doing.SAVE, Doing.FLUSH):
             self._since(doing)
         self.begin()
 
@@ -42,11 +42,12 @@ class Spent:
     def end(self) -> StepTimes:
         """It is done."""
         seconds, waited_s = self._clock.monotonic_s() - self._began_s, self._since(Doing.WAITING)
+        copied_s, flushed_s = self._since(Doing.SAVE), self._since(Doing.FLUSH)
         return StepTimes(
             seconds=seconds,
             own_s=None if waited_s is None else max(0.0, seconds - waited_s),
             data_s=self._since(Doing.DATA),
-            save_s=self._since(Doing.SAVE),
+            save_s=None if copied_s is None or flushed_s is None else copied_s + flushed_s,
         )
 
     def _since(self, doing: Doing) -> float | None:

@@ -1,46 +1,44 @@
 """Staying: a worker leaves its generation and takes part in the next with all it has, instead of being started again.
 
-Possible where an agent of ours gives it its next place, and where nothing of it belongs to one world. Not while the
-optimizer is at work: its parameters are half of one step and half of the next then.
+Possible where an agent of ours gives it its next place. Not while the optimizer is at work: its parameters are half of
+one step and half of the next then.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import MutableMapping, Sequence
+from collections.abc import MutableMapping
 from typing import Any
 
 from torch.optim import Optimizer
 
-from elastic.distributed.strategy import Strategy
-from elastic.errors import Preempted
 from elastic.link import Link, Stays
-from elastic.session.leaving import LeaveOnSignal
 from elastic.world import World
 
 _LOOK_S = 0.2
-"""How often to see whether a signal came while waiting for the next place."""
+"""How often Python gets to handle a signal while the next place is waited for."""
 
 
 class Staying:
-    """One for each worker. `strategies`: those there are by the time that it is asked."""
+    """One for each worker. `allowed`: whether workers of this job may stay."""
 
-    def __init__(
-        self, *, link: Link, strategies: Sequence[Strategy], leaving: LeaveOnSignal, allowed: bool = True
-    ) -> None:
-        self._link, self._strategies, self._leaving, self._allowed = link, strategies, leaving, allowed
-        self._touched = False
+    def __init__(self, *, link: Link, allowed: bool = True) -> None:
+        self._link, self._allowed = link, allowed
+        self._touched = self._forbidden = False
 
     @property
     def general(self) -> bool:
         """Whether workers of this job stay at all: the same on all ranks."""
-        movable = bool(self._strategies) and all(each.movable for each in self._strategies)
-        return self._allowed and movable and self._link.present
+        return self._allowed and self._link.present
 
     @property
     def possible(self) -> bool:
         """Whether this worker could stay now."""
-        return self.general and not self._touched and not self._leaving.leaves()
+        return self.general and not self._touched and not self._forbidden
+
+    def forbid(self) -> None:
+        """This worker is to be started anew: what it has is not to be gone on from."""
+        self._forbidden = True
 
     @property
     def over(self) -> bool:
@@ -55,20 +53,24 @@ class Staying:
         """A step is done on this rank: what is tracked is one whole state again."""
         self._touched = False
 
-    def wait(self, *, lost: bool, generation: int, step: int, text: str, environ: MutableMapping[str, str]) -> World:
-        """Tell the agent, and wait for the next place.
+    def wait(
+        self, *, lost: bool, generation: int, step: int, text: str, environ: MutableMapping[str, str]
+    ) -> World | None:
+        """Tell the agent, and wait for the next place; None where there will be none, and what is here is to be saved.
+
+        A signal meanwhile is the agent's to act upon: it knows whether others have what this worker has.
 
         Args:
             environ: of this process, brought up to date with the place.
 
         Raises:
-            Fenced: the agent is gone. Preempted: a signal came meanwhile.
+            Fenced: the agent is gone.
         """
         link = self._link
         link.send_stays(Stays(generation=generation, lost=lost, step=step, text=text))
         while (place := link.next_place(limit_s=_LOOK_S)) is None:
-            if self._leaving.received is not None:
-                raise Preempted(f"left on {self._leaving.received.name} while waiting for the next generation")
+            if link.keep_wanted:
+                return None
         _redirect(place.stdout, fd=1)
         _redirect(place.stderr, fd=2)
         environ.update(place.environ)

@@ -30,6 +30,7 @@ from elastic.distributed.strategy import Strategy
 from elastic.errors import LossNotFinite, PeerLost, UsageError
 from elastic.failpoint import failpoint
 from elastic.plan.tree import Spread
+from elastic.session.moving import to_device
 from elastic.session.randomness import seed_slot
 from elastic.session.undo import Before, remember
 
@@ -47,6 +48,8 @@ class Totals:
     """Whether some rank ends at this boundary for good."""
     saves_ready: bool
     """Whether every rank had done its part of the save under way."""
+    paces_s: tuple[float, ...]
+    """By rank, of the step before: the time of one micro-batch without waiting; 0 where it is not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +75,8 @@ class StepParts:
     judged: bool = False
     """Whether the state after this step is saved, so that its health must be known."""
     activity: Activity = field(default_factory=lambda: Activity(None))
+    pace_s: float = 0.0
+    """This rank's own word for `Totals.paces_s`."""
     scaled: bool = False
     """Whether gradients are scaled, and a step whose gradients are not finite is left out: they tell nothing then."""
 
@@ -147,6 +152,7 @@ class Step:
         elif isinstance(error, PeerLost) or (self._lockstep and self._means_lost(error)):
             # With dealt out parameters forward and backward, too, talk to the other ranks.
             what = f"a peer went away while step {self.iteration} was computed: {str(error).splitlines()[0]}"
+            self._parts.group.cut()  # others may wait for this rank in what torch does by itself
             if self._before is not None and self._parts.stays():
                 self._before.put_back()
                 self.lost = what
@@ -154,6 +160,12 @@ class Step:
             if not isinstance(error, PeerLost):
                 raise PeerLost(what) from error
         return False
+
+    def pace_s(self, own_s: float | None) -> float:
+        """The time of one micro-batch, of what this rank itself took for the step; 0 where it says nothing: with dealt
+        out parameters all wait for each other in every pass."""
+        slots = len(self._parts.spread.ranks[self._parts.group.rank])
+        return own_s / slots if own_s is not None and slots and not self._lockstep else 0.0
 
     def _means_lost(self, error: BaseException) -> bool:
         """Whether an error of a forward or backward pass that talks to the others says that one is gone."""
@@ -284,18 +296,19 @@ class Step:
 
         Losses and weights travel slot by slot and are added in slot order: the same bits at any world size.
         """
-        count = self._parts.spread.leaves
+        count, size = self._parts.spread.leaves, self._parts.group.size
         flags = [len(self.used), step_digest(self.used), self._regroup, self._leave, self._parts.save_ready()]
-        mine = torch.zeros(2 * count + len(flags), dtype=torch.float64)
+        mine = torch.zeros(2 * count + len(flags) + size, dtype=torch.float64)
         for slot, part in self._losses.items():
             mine[slot], mine[count + slot] = part, self._weights[slot]
-        mine[2 * count :] = torch.tensor(flags, dtype=torch.float64)
+        mine[2 * count : -size] = torch.tensor(flags, dtype=torch.float64)
+        mine[self._parts.group.rank - size] = self._parts.pace_s
         self._parts.group.sum_(mine)
         every = mine.tolist()
         losses, weights, (samples, digests, regroups, leaves, ready) = (
             every[:count],
             every[count : 2 * count],
-            every[2 * count :],
+            every[2 * count : -size],
         )
         weight = math.fsum(weights)
         loss = sum(losses) / weight if weight else 0.0
@@ -305,7 +318,8 @@ class Step:
             digest=int(digests) % 2**32,
             regroup=regroups > 0,
             leave=leaves > 0,
-            saves_ready=int(ready) == self._parts.group.size,
+            saves_ready=int(ready) == size,
+            paces_s=tuple(every[-size:]),
         )
         return totals, weight
 
@@ -331,17 +345,3 @@ def sum_and_weight(loss: torch.Tensor | tuple[torch.Tensor, torch.Tensor | float
             f"got shape {list(loss.shape)}. Pass reduction='none' and average over all axes but the first."
         )
     return loss.sum(), float(loss.numel())
-
-
-def to_device(batch: Any, device: str) -> Any:
-    """Move the tensors of a batch to a device: nested in tuples, lists and dicts, or in what has a `to` of its own."""
-    if device == "cpu":
-        return batch
-    if isinstance(batch, torch.Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, dict):
-        return {key: to_device(value, device) for key, value in batch.items()}
-    if isinstance(batch, tuple | list):
-        moved = [to_device(value, device) for value in batch]
-        return type(batch)(*moved) if hasattr(batch, "_fields") else type(batch)(moved)  # a named tuple takes fields
-    return batch.to(device) if hasattr(batch, "to") else batch

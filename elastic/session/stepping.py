@@ -9,6 +9,7 @@ import torch
 
 from elastic.activity import Doing
 from elastic.checkpoint.manager import CheckpointManager
+from elastic.checkpoint.places import share
 from elastic.checkpoint.restored import Restored
 from elastic.config.choices import OnNan
 from elastic.config.model import Settings
@@ -33,6 +34,8 @@ class Stepping:
     ) -> None:  # fmt: skip
         self.open_step: Step | None = None
         """The step that the user's loop is at."""
+        self.saved = False
+        """Whether the state in which this generation ended was saved."""
         self._settings, self._course, self._manager, self._pacer = settings, course, manager, pacer
         self._tracked, self._strategies, self._group = tracked, strategies, group
         self._leaving, self._staying, self._emit = leaving, staying, emit
@@ -47,6 +50,7 @@ class Stepping:
         """Yield step after step; what follows on a step is done when the next one is asked for. Raises as `steps`."""
         course, manager, pacer, activity = self._course, self._manager, self._pacer, self._course.activity
         scaled = any(isinstance(each, torch.amp.GradScaler) for each in self._tracked.values())
+        doing = Doing.FIRST
         while not course.finished:
             step = course.next_step(
                 self._group,
@@ -60,8 +64,9 @@ class Stepping:
                 over=lambda: self._staying.over,
             )
             self.open_step = step
-            activity.begin(Doing.STEP)
+            activity.begin(doing)
             yield step
+            doing = Doing.STEP
             activity.begin(Doing.BETWEEN)
             self.open_step = None
             if step.lost:
@@ -72,13 +77,13 @@ class Stepping:
             self._staying.committed()
             if step.skipped:
                 self._after_skip(step)
-            activity.begin(Doing.SAVE)
+            activity.begin(Doing.FLUSH if manager.saving else Doing.SAVE)
             pacer.after_save(manager.advance(all_ready=step.totals is not None and step.totals.saves_ready))
-            # Where this state is kept for the next generation there is no need to wait for a disk.
-            kept = step.totals is not None and not step.totals.leave and self._staying.possible
-            last = course.finished or (regroup and not kept)
+            last = course.finished or (regroup and not self._keeps(step))
             if last or manager.due(course.iteration, counted=course.counted):
+                activity.begin(Doing.FLUSH)
                 saved = manager.save(self._tracked, course.save_meta(), wait=last)
+                self.saved = saved.saved
                 if course.finished and self._settings.checkpoint.enable_save and not saved.saved:
                     raise CheckpointError(f"the last step of the run could not be saved: {saved.reason}")
                 pacer.after_save(saved.earlier)
@@ -90,6 +95,18 @@ class Stepping:
                 raise self._leaving.ending(course.iteration)
         activity.begin(Doing.STARTING)
         self._tell_finished()
+
+    def _keeps(self, step: Step) -> bool:
+        """Whether this state is kept for the next generation, so that there is no need to wait for a disk."""
+        if step.totals is None or step.totals.leave:
+            return False
+        if not any(strategy.deals for strategy in self._strategies):
+            return self._staying.possible
+        # It is copies that are gone on from, once something was committed; and by all ranks alike.
+        if not self._staying.general or not self._manager.schedule.committed:
+            return False
+        kept = self._manager.snapshot(self._tracked, self._course.save_meta())
+        return all(share(self._group, kept))
 
     def _after_skip(self, step: Step) -> None:
         rolls_back = self._settings.training.on_nan is OnNan.ROLL_BACK

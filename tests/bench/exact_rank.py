@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from elastic.distributed.dealing import Dealt
 from elastic.distributed.group import Collectives
 from elastic.distributed.joining import join
 from elastic.distributed.replicate import Replica
@@ -77,10 +78,7 @@ def strategy(contender: str, net: nn.Module, group: Collectives) -> Strategy:
     """How a contender's model lies on the ranks."""
     if "parts" not in contender:
         return Replica(net, group, exact=contender == "exact")
-    from elastic.distributed.fsdp import Sharded
-    from elastic.distributed.fsdp_exact import ExactSharded
-
-    return (ExactSharded if "exact" in contender else Sharded)(net, group)
+    return Dealt(net, group, exact="exact" in contender)
 
 
 def block(step: Callable[[], None], *, steps: int) -> tuple[float, float]:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elastic.data.audit import account
-from elastic.events import Record, StepCommitted, read_records
+from elastic.events import Record, Recovered, StepCommitted, read_records
 from elastic.local.cluster import Cluster, ClusterSpec
 from elastic.local.etcd import EtcdCluster
 from elastic.local.node import descendants
@@ -71,6 +71,15 @@ def pauses_s(records: Sequence[Record]) -> list[float]:
     steps = sorted((r for r in records if isinstance(r.event, StepCommitted)), key=lambda r: r.time_s)
     pairs = itertools.pairwise(steps)
     return [later.time_s - earlier.time_s for earlier, later in pairs if later.generation > earlier.generation]
+
+
+def recoveries(records: Sequence[Record]) -> dict[str, list[float]]:
+    """By cause and path: seconds from the detection of each fault to the next step."""
+    found: dict[str, list[float]] = {}
+    for record in records:
+        if isinstance(record.event, Recovered):
+            found.setdefault(f"{record.event.cause} by {record.event.path}", []).append(record.event.seconds)
+    return found
 
 
 class Field:
@@ -187,6 +196,12 @@ def main() -> None:
     share = productive_s(taken) / seconds
     print(
         f"{dict(field.fired)} in {seconds:.0f} s; {found.recomputed_steps} steps done again; problems: {found.problems}"
+    )
+    for what, times_s in sorted(recoveries(taken).items(), key=lambda each: -sum(each[1])):
+        print(f"{what}: {len(times_s)} times, {sum(times_s):.1f} s in all, {max(times_s):.1f} s at most")
+    standing = sorted(pauses_s(taken), reverse=True)
+    print(
+        f"no step for {sum(standing):.1f} s in all around a change; the longest: {[round(s, 1) for s in standing[:8]]}"
     )
     sound = not found.problems and found.used_twice == found.never_used == 0
     table = [

@@ -16,12 +16,14 @@ from statistics import median
 
 from elastic.local.etcd import EtcdServer
 from elastic.local.node import ROOT
-from tests.bench.recovery_rounds import STAGES, OwnRound, Recovery, cold_starts_s, own_round
+from tests.bench.recovery_rounds import STAGES, OwnRound, Recovery, cold_starts_s, dealt_round, own_round
 from tests.bench.stock import StockResult, measure_stock
 from tests.bench.table import Row, show
 
 BEYOND_S = 0.25
 """What a recovery may take beyond one step."""
+DEALT_BEYOND_S = 0.5
+"""The same with dealt out parameters."""
 
 
 def rows(own: Sequence[OwnRound], cold: Sequence[float], stock: StockResult | None) -> list[Row]:
@@ -49,6 +51,8 @@ def rows(own: Sequence[OwnRound], cold: Sequence[float], stock: StockResult | No
         _recovered("SIGKILL the node of rank 0", all_of(lambda one: one.leader)),
         _recovered("SIGKILL one node of two", all_of(lambda one: one.last_but_one)),
         _recovered("SIGKILL an agent only", all_of(lambda one: one.agent), beyond_s=1.5),
+        _recovered("fsdp2: SIGKILL one worker", all_of(lambda one: one.dealt_worker), beyond_s=DEALT_BEYOND_S),
+        _recovered("fsdp2: SIGKILL one node", all_of(lambda one: one.dealt_node), beyond_s=DEALT_BEYOND_S),
     ]
     pause = median(one.join_pause_s for one in own)
     peer = stock and stock.join_s
@@ -106,6 +110,8 @@ def main() -> None:
                 place.mkdir()
                 cold.append(cold_starts_s(place / "alone"))
                 own.append(own_round(server.endpoint, place, worker_kills=1 if args.quick else 4))
+                (place / "dealt").mkdir()
+                dealt_round(own[-1], server.endpoint, place / "dealt", worker_kills=1 if args.quick else 3)
                 kills = " ".join(f"{each.seconds:.2f}" for each in own[-1].worker)
                 print(
                     f"round {number + 1}: start {own[-1].start_s:.2f} (cold {cold[-1]:.2f})  workers {kills}",
@@ -116,7 +122,12 @@ def main() -> None:
             (directory / "stock").mkdir()
             stock = measure_stock(args.stock_environment, directory / "stock")
             print(stock, flush=True)
-    for case, pick in (("worker", lambda one: one.worker), ("node", lambda one: one.node)):
+    for case, pick in (
+        ("worker", lambda one: one.worker),
+        ("node", lambda one: one.node),
+        ("fsdp2 worker", lambda one: one.dealt_worker),
+        ("fsdp2 node", lambda one: one.dealt_node),
+    ):
         print(f"{case} kill, ms: {stages([each for one in own for each in pick(one)])}")
     table = rows(own, cold, stock)
     show("recovery", table)

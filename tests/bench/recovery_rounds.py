@@ -33,6 +33,8 @@ SETTINGS = {
     "ELASTIC__TRAINING__STEPS": "1000000",
     "ELASTIC__CHECKPOINT__SAVE_INTERLEAVED_STEPS": "10",
 }
+DEALT = SETTINGS | {"ELASTIC__TRAINING__STRATEGY": "fsdp2", "ELASTIC__CHECKPOINT__MEMORY_EVERY_STEPS": "1"}
+"""A copy after each step, so that no more than the step in flight is done again."""
 STAGES = ("agree", "spawn", "init", "restore", "first_step")
 _LIMIT_S = 120.0
 
@@ -66,6 +68,8 @@ class OwnRound:
     node: list[Recovery] = field(default_factory=list)
     last_but_one: list[Recovery] = field(default_factory=list)
     join_pause_s: float = 0.0
+    dealt_worker: list[Recovery] = field(default_factory=list)
+    dealt_node: list[Recovery] = field(default_factory=list)
 
 
 def own_round(endpoint: str, directory: Path, *, worker_kills: int) -> OwnRound:
@@ -89,6 +93,18 @@ def own_round(endpoint: str, directory: Path, *, worker_kills: int) -> OwnRound:
         found.last_but_one.append(_fault(cluster, lambda: cluster.nodes[last].kill(), world_size=1))
         found.join_pause_s = _join(cluster, "f", world_size=2)
     return found
+
+
+def dealt_round(found: OwnRound, endpoint: str, directory: Path, *, worker_kills: int) -> None:
+    """The same with dealt out parameters: workers killed, then a node."""
+    with Cluster(ClusterSpec(directory=directory, etcd_endpoint=endpoint, environ=DEALT)) as cluster:
+        for name in ("a", "b", "c"):
+            cluster.start(name)
+        cluster.wait_step(1, world_size=3)
+        for number in range(worker_kills):
+            victim = "abc"[number % 3]
+            found.dealt_worker.append(_fault(cluster, lambda victim=victim: _kill(cluster, victim), world_size=3))
+        found.dealt_node.append(_fault(cluster, lambda: cluster.nodes["c"].kill(), world_size=2))
 
 
 def _kill(cluster: Cluster, name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -44,9 +45,9 @@ def exact(group: Collectives):
 
 def exact_parts(group: Collectives):
     """The same with dealt out parameters; a world of one has none to deal."""
-    from elastic.distributed.fsdp_exact import ExactSharded
+    from elastic.distributed.dealing import Dealt
 
-    strategy = EXACT if group.size == 1 else ExactSharded
+    strategy = EXACT if group.size == 1 else functools.partial(Dealt, exact=True)
     more = ({"global_batch_size": 20, "micro_batch_size": 9},)
     say(runs=[list(train_exact(group, dealt=True, strategy=strategy, **variant)) for variant in (*VARIANTS, *more)])
 
@@ -90,19 +91,19 @@ def mismatch(group: Collectives):
 
 
 def sharded(group: Collectives):
-    from elastic.distributed.fsdp import Sharded
+    from elastic.distributed.dealing import Dealt
 
-    run = train(group, dropout=0.2, strategy=Sharded, most_norm=1.0)
+    run = train(group, dropout=0.2, strategy=Dealt, most_norm=1.0)
     used = [each for event in run.events for each in event.ranges]
     say(losses=run.losses, norms=run.norms, parameters=run.parameters.tolist(), used=used)
 
 
 def sharded_broken_off(group: Collectives):
     """As broken_off, in steps of a model whose parameters are dealt out: forward itself talks to the others."""
-    from elastic.distributed.fsdp import Sharded
+    from elastic.distributed.dealing import Dealt
     from tests.harness.training import course, model, per_sample
 
-    lies, run = Sharded(model(), group), course(rank=group.rank, size=group.size)
+    lies, run = Dealt(model(), group), course(rank=group.rank, size=group.size)
 
     def a_step(group):
         step = run.next_step(group, (lies,), lambda: False)

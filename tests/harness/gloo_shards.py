@@ -2,7 +2,8 @@
 
 The plan is in SHARDS_PLAN: a list of [world size, strategy]; the root in SHARDS_ROOT; a store to meet at is at
 MASTER_ADDR and MASTER_PORT. A process that a world has no rank for waits for the next one. With SHARDS_MEMORY, a
-directory, each process is a node that keeps copies in memory: what it has is gone where a world leaves it out.
+directory, each process is a node that keeps copies in memory: what it has is gone where a world leaves it out. With
+SHARDS_STAY a process keeps its objects from one world to the next, and leaves each in the midst of a pass.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from elastic.distributed.fsdp import Sharded
+from elastic.distributed.dealing import Dealt
 from elastic.distributed.group import Collectives
 from elastic.distributed.joining import join
 from elastic.distributed.replicate import Replica
@@ -69,10 +70,11 @@ class Mixed(nn.Module):
         return self.head(x).square().sum() * self.scale + rest + self.no_rows.sum()
 
 
-def make(seed: int, strategy: str, group: Collectives) -> tuple[dict[str, Any], Any]:
+def make(seed: int, strategy: str, group: Collectives, *, at_once: bool = True) -> tuple[dict[str, Any], Any]:
     model = Mixed(seed)
-    lies: Any = Sharded(model, group) if strategy == "fsdp2" and group.size > 1 else Replica(model, group)
-    lies.align()
+    lies: Any = Dealt(model, group, at_once=at_once) if strategy == "fsdp2" else Replica(model, group)
+    if strategy != "fsdp2":
+        lies.align()
     in_bfloat16 = [*model.blocks[1].parameters(), model.low]
     rest = [each for each in model.parameters() if not any(each is other for other in in_bfloat16)]
     groups = [{"params": rest[:2], "lr": 1e-2}, {"params": rest[2:], "weight_decay": 0.0, "betas": (0.8, 0.9)}]
@@ -125,16 +127,35 @@ def _digest(tensor: torch.Tensor) -> str:
     return f"{whole.dtype} {list(whole.shape)} {hashlib.sha256(data).hexdigest()[:16]}"
 
 
+def open_links() -> tuple[int, int]:
+    """Sockets and threads of this process."""
+    fds = [os.path.join("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
+    sockets = [each for each in fds if os.path.lexists(each) and os.readlink(each).startswith("socket:")]
+    return len(sockets), len(os.listdir("/proc/self/task"))
+
+
+def break_off(tracked: dict[str, Any], lies: Any, group: Collectives) -> None:
+    """Leave a pass between forward and backward."""
+    lies.begin_step(Spread(tuple(range(rank, rank + 1) for rank in range(group.size))))
+    lies.begin_round(group.rank, last=True)
+    tracked["model"](0)
+
+
 def main() -> None:
     torch.set_num_threads(1)
     rank, plan = int(os.environ["RANK"]), json.loads(os.environ["SHARDS_PLAN"])
-    bench = Bench(Path(os.environ["SHARDS_ROOT"]))
-    told = []
+    bench, stays = Bench(Path(os.environ["SHARDS_ROOT"])), "SHARDS_STAY" in os.environ
+    told, kept = [], None
     for at, (size, strategy) in enumerate(plan, start=1):
         if rank >= size:
+            kept = None
             continue
         group = join(World(rank=rank, size=size, generation=at, distributed=True))
-        tracked, lies = make(at, strategy, group)
+        tracked, lies = kept or make(at, strategy, group, at_once=at == 1 or not stays)
+        if stays:
+            kept = tracked, lies
+            if at > 1:
+                lies.move(group)
         memory = os.environ.get("SHARDS_MEMORY")
         tier = open_node(Path(memory), f"node{rank}") if memory else None
         manager = bench.manager(group=group, generation=at, tier=tier, memory_every_steps=1 if memory else 0)
@@ -146,7 +167,10 @@ def main() -> None:
         saved = manager.save(tracked, meta(at, generation=at))
         manager.snapshot(tracked, meta(2 * at, generation=at))  # newer than what is on disk, with the same bits
         step(tracked, lies, 3, group)  # a restored state goes on
-        told.append({"at": at, "digests": stage, "saved": saved.saved, "reason": saved.reason, "tier": restored.tier})
+        about = {"saved": saved.saved, "reason": saved.reason, "tier": restored.tier, "links": open_links()}
+        told.append({"at": at, "rank": rank, "digests": stage} | about)
+        if stays:
+            break_off(tracked, lies, group)
         group.leave()
     print(json.dumps(told), flush=True)
     exit_now(0)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from elastic.distributed.fsdp import Sharded
+from elastic.distributed.dealing import Dealt
 from elastic.distributed.group import Collectives
 from elastic.distributed.joining import join
 from elastic.distributed.links import Links
@@ -165,7 +165,7 @@ WORKS: dict[str, Callable[[], Work]] = {
     "sum": Work,
     "replica": lambda: Steps(Replica),
     "tree": lambda: Steps(lambda model, group: Replica(model, group, exact=True), numerics="exact"),
-    "sharded": lambda: ShardedSteps(Sharded),
+    "sharded": lambda: ShardedSteps(Dealt),
 }
 
 

@@ -43,6 +43,18 @@ def test_the_same_from_memory_where_no_more_than_one_node_is_lost_at_a_time(plan
             assert stage["tier"] == ("disk" if stage["at"] in lost else "memory"), stage["at"]
 
 
+STAYING = [(size, "fsdp2") for size in (2, 3, 4, 3, 2, 1, 2, 1, 2, 3, 2, 3, 2, 3, 4, 3, 2, 3, 2, 3)]
+
+
+@pytest.mark.exhaustive
+def test_processes_that_keep_their_model_and_optimizer_and_leave_each_world_in_the_midst_of_a_pass(tmp_path):
+    stages = live(STAYING, tmp_path, SHARDS_MEMORY=str(tmp_path / "memory"), SHARDS_STAY="1")
+    assert {stage["tier"] for stage in stages if stage["at"] > 1} == {"memory"}
+    # torch remembers one group of each size, in what it knows of operations on DTensors. No more must stay open.
+    *_, two, three, two_again, three_again = [stage["links"] for stage in stages if stage["rank"] == 0]
+    assert (two, three) == (two_again, three_again)
+
+
 def live(plan, tmp_path, **more):
     """Every stage of every rank: all have the same bits, and what is on disk is what the format says."""
     ranks = max(size for size, _ in plan)

@@ -11,10 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from elastic.events import Record, Recovered, Restored, StepCommitted, WorkerStarted, WorkerStayed, WorldFormed
+from elastic.events import (
+    Record,
+    Recovered,
+    Restored,
+    StepCommitted,
+    WorkerStarted,
+    WorkerStayed,
+    WorldFormed,
+    read_records,
+)
 from elastic.local.cluster import Cluster
 from elastic.local.etcd import EtcdServer
-from tests.harness.survival import cluster, exact_account, leave_all
+from tests.harness.survival import cluster, durable, exact_account, leave_all
 
 pytestmark = pytest.mark.integration
 
@@ -156,6 +165,36 @@ def test_all_workers_dead_go_on_from_memory(tmp_path: Path, etcd: EtcdServer) ->
         assert (found.path, tiers(run.follower.records[at:])) == ("refork", ["memory", "memory"])
         assert found.lost_steps <= 10
         end(run, world_size=2, since=at)
+
+
+@pytest.mark.exhaustive
+def test_all_leave_while_workers_wait_for_another_generation(tmp_path: Path, etcd: EtcdServer) -> None:
+    """Only they have what was done since the last save. There are too few for a world: nobody could do a step more."""
+    seldom = {"ELASTIC__CHECKPOINT__SAVE_INTERLEAVED_STEPS": "20"}
+    with cluster(tmp_path, etcd.endpoint, steps=400, nnodes="3:4", **seldom) as run:
+        for name in ("a", "b", "c"):
+            run.start(name)
+        run.wait_step(33, world_size=3)
+        run.nodes["a"].kill()
+        for name in ("b", "c"):
+            log = run.nodes[name].log
+            came_true(lambda log=log: "is over here" in log.read_text(), limit_s=30)  # type: ignore[misc]
+        kept = pids(run, "b", "c")
+        assert [len(each) for each in kept] == [1, 1]
+        for name in ("b", "c"):
+            run.nodes[name].signal(signal.SIGTERM)
+        assert [run.wait_exit(name, limit_s=30) for name in ("b", "c")] == [75, 75]
+        records = read_records(run.save_path / "events")
+        done = max(r.event.iteration for r in records if isinstance(r.event, StepCommitted))
+        saved = max(r.event.iteration for r in records if durable(r))
+        assert saved == done, "its last step, long before the next save"
+        at = run.now()
+        for name in ("d", "e", "f"):
+            run.start(name)
+        run.wait_step(1, world_size=3, since=at)
+        assert {r.event.iteration for r in run.follower.records[at:] if isinstance(r.event, Restored)} == {done}
+        assert [run.wait_exit(name, limit_s=60) for name in ("d", "e", "f")] == [0, 0, 0]
+        assert exact_account(run).steps == 400
 
 
 @pytest.mark.exhaustive

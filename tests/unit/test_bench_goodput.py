@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tests.bench.goodput import MEAN_S, MIX, pauses_s, productive_s, trace
+from elastic.events import Cause, Record, Recovered
+from tests.bench.goodput import MEAN_S, MIX, pauses_s, productive_s, recoveries, trace
 from tests.unit.test_bench_recovery import step
 
 
@@ -16,6 +17,15 @@ def test_the_trace_is_repeatable_and_mixed_as_it_says():
     shares = Counter(fault.kind for fault in long)
     assert all(abs(100 * shares[kind] / len(long) - percent) < 2 for kind, percent in MIX.items())
     assert [fault.at_s for fault in long] == sorted(fault.at_s for fault in long)
+
+
+def test_where_the_rest_of_the_time_went():
+    def recovered(cause: Cause, seconds: float) -> Record:
+        event = Recovered(cause=cause, path="rejoin", seconds=seconds, lost_steps=0)
+        return Record(time_s=0.0, node="a", rank=None, generation=1, event=event)
+
+    told = [recovered(Cause.NODE_LOST, 0.5), step(1.0, 1, 1), recovered(Cause.NODE_LOST, 0.75)]
+    assert recoveries(told) == {"node_lost by rejoin": [0.5, 0.75]}
 
 
 def test_a_step_that_is_done_again_counts_once():

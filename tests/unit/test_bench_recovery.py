@@ -54,8 +54,9 @@ def test_a_target_that_is_missed_shows():
     good = Recovery(seconds=0.3, step_s=0.1, stages={}, lost_steps=0)
     late = replace(good, seconds=0.4)
     one = OwnRound(
-        start_s=5.0, worker=[good], leader=[good], agent=[good], node=[good], last_but_one=[late], join_pause_s=0.5
-    )
+        start_s=5.0, worker=[good], leader=[good], agent=[good], node=[good], last_but_one=[late], join_pause_s=0.5,
+        dealt_worker=[late], dealt_node=[replace(good, seconds=0.7)],
+    )  # fmt: skip
     stock = StockResult(start_s=36.0, worker_kill_s=41.0, node_kill_s=8.0, join_s=40.0)
     met = {row.case.partition(" (")[0]: row.met for row in rows([one], [5.0], stock)}
     assert met == {
@@ -65,6 +66,8 @@ def test_a_target_that_is_missed_shows():
         "SIGKILL the node of rank 0": True,
         "SIGKILL one node of two": False,  # 0.3 s beyond a step
         "SIGKILL an agent only": True,
+        "fsdp2: SIGKILL one worker": True,
+        "fsdp2: SIGKILL one node": False,  # 0.6 s beyond a step
         "a node joins: training paused": True,
         "optimizer steps lost, at most": True,
     }

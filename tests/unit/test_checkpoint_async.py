@@ -12,7 +12,7 @@ from elastic.checkpoint.memory import MemoryTier, Places
 from elastic.checkpoint.room import Room
 from elastic.checkpoint.seams import CommitVerdict
 from elastic.checkpoint.storage import PosixStorage
-from elastic.clock import SYSTEM_CLOCK
+from elastic.clock import SYSTEM_CLOCK, ManualClock
 from elastic.errors import Fenced, UsageError
 from tests.harness.checkpoints import Bench, make_run, meta, same
 from tests.harness.faulty_storage import Died, Fault, FaultyStorage
@@ -104,7 +104,7 @@ def test_training_goes_on_and_the_state_of_the_boundary_is_saved(tmp_path, gate,
 def test_the_next_save_waits_for_the_one_before(tmp_path, gate, tier):
     bench = Bench(tmp_path / "root")
     run = make_run().step(10)
-    manager = bench.manager(storage=gate, save_mode="async", tier=tier)
+    manager = bench.manager(storage=gate, save_mode="async", tier=tier, clock=SYSTEM_CLOCK)
     manager.save(run.tracked, meta(10), wait=False)
     threading.Timer(0.05, gate.open.set).start()
     manager.save(run.step(10).tracked, meta(20), wait=False)
@@ -113,6 +113,28 @@ def test_the_next_save_waits_for_the_one_before(tmp_path, gate, tier):
     assert bench.committer.kept.iteration == 20
     other = make_run(seed=3)
     assert bench.manager().restore(other.tracked).iteration == 20
+    assert same(other, run)
+
+
+def test_but_not_for_ever(tmp_path, gate, tier):
+    """A disk that stalls does not stop training: what waits for it is left out, until it goes on."""
+    bench = Bench(tmp_path / "root")
+    run, clock = make_run().step(10), ManualClock()
+    manager = bench.manager(storage=gate, save_mode="async", tier=tier, clock=clock)
+    manager.save(run.tracked, meta(10), wait=False)
+    for iteration in (20, 30):
+        before_s = clock.monotonic_s()
+        left_out = manager.save(run.step(10).tracked, meta(iteration), wait=False)
+        assert 10 <= clock.monotonic_s() - before_s < 11
+        assert "iteration 10 is being written by ranks [0]" in left_out.reason
+    assert bench.kinds() == ["notice", "notice"]
+    gate.open.set()
+    assert manager.settle().iteration == 10
+    assert bench.events[-1].skipped == 2
+    manager.save(run.step(10).tracked, meta(40), wait=False)
+    assert manager.settle().saved
+    other = make_run(seed=3)
+    assert bench.manager().restore(other.tracked).iteration == 40
     assert same(other, run)
 
 

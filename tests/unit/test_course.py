@@ -133,4 +133,5 @@ def test_a_step_tells_how_long_it_took_without_waiting_for_others(tmp_path):
             clock.sleep(0.25)
     told = [event for event in events if isinstance(event, StepCommitted)]
     assert [(event.seconds, event.own_s) for event in told] == [(4.5, 1.5)] * 2
+    assert step.totals.paces_s == (0.375,), "of the step before, by micro-batch"
     assert (told[1].data_s, told[1].save_s) == (0.5, 0.25)  # the save after the step before

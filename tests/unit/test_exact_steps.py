@@ -14,7 +14,8 @@ from elastic.errors import UsageError
 from elastic.events import Record, Restored
 from elastic.plan.order import Order
 from elastic.plan.tree import Spread
-from elastic.session.step import sum_and_weight, to_device
+from elastic.session.moving import to_device
+from elastic.session.step import sum_and_weight
 from tests.harness.ranks import run_tensor_ranks
 from tests.harness.training import (
     CLASSES,

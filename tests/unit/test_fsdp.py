@@ -15,7 +15,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from elastic.config.load import with_overrides
 from elastic.config.model import Settings
 from elastic.data.stream import ShardStream
-from elastic.distributed.fsdp import ELEMENTWISE, Sharded, not_dealt, units_of
+from elastic.distributed.dealing import Dealt
+from elastic.distributed.fsdp import ELEMENTWISE, Sharded, adopt, not_dealt, units_of
 from elastic.distributed.fsdp_exact import ExactSharded
 from elastic.distributed.group import Alone
 from elastic.distributed.replicate import Replica
@@ -102,7 +103,7 @@ def test_a_grad_scaler_is_refused_with_the_remedy(tmp_path, monkeypatch, caplog)
 
     def track():
         with Session(environ={}, global_batch_size=4, steps=1, save_path=str(tmp_path)) as run:
-            run._opened.strategies.append(SimpleNamespace(lockstep=True))
+            run._opened.strategies.append(SimpleNamespace(deals=True))
             run.track(scaler=torch.amp.GradScaler("cpu"))
 
     with pytest.raises(SystemExit):
@@ -157,7 +158,7 @@ def test_a_pass_beside_the_training_leaves_parts_in_their_places_and_changes_not
 
     def train(strategy, beside):
         optimizer = torch.optim.SGD(strategy.model.parameters(), lr=0.1, momentum=0.9)
-        strategy.adopt(optimizer)
+        adopt(optimizer)
         for number in range(4):
             strategy.begin_step(Spread((range(1),)))
             strategy.begin_round(0, last=True)
@@ -182,6 +183,40 @@ def test_a_pass_beside_the_training_leaves_parts_in_their_places_and_changes_not
         torch.testing.assert_close(one, other)
 
 
+def looks(model):
+    """All that one can see of its modules but the parameters themselves."""
+    return {
+        name: (type(module), {key: len(value) if "_hooks" in key else None for key, value in vars(module).items()})
+        for name, module in model.named_modules()
+    }
+
+
+@pytest.mark.parametrize("kind", [Sharded, ExactSharded])
+@pytest.mark.parametrize("broken_off", [False, True])
+def test_what_was_dealt_out_becomes_what_it_was_and_can_be_dealt_out_again(alone, kind, broken_off):
+    model, called = Blocks(), []
+    model.register_forward_hook(lambda *_: called.append(1))  # the user's own stays
+    model.head.weight.requires_grad_(False)
+    before, modules, shapes = looks(model), list(model.modules()), [each.shape for each in model.parameters()]
+    for times in range(1, 4):
+        lies = kind(model, alone)
+        shown = dict(model.named_parameters())
+        lies.begin_step(Spread((range(1),)))
+        lies.begin_round(0, last=True)
+        loss = model(torch.ones(2, 3)).square().sum()
+        if not broken_off:
+            loss.backward()
+            lies.send()
+            lies.reduce()
+        assert {name: id(each) for name, each in lies.undo().items()} == {n: id(each) for n, each in shown.items()}
+        assert looks(model) == before
+        assert list(map(id, model.modules())) == list(map(id, modules))
+        assert [each.shape for each in model.parameters()] == shapes
+        assert all(each.is_meta for each in model.parameters())
+        assert [each.requires_grad for each in model.parameters()] == [True, True, False, True]
+        assert len(called) == times
+
+
 def test_stand_ins_are_the_first_micro_batch_and_no_part_of_the_account():
     course = make_course(rank=2, size=3)  # 4 slots: 2, 1, 1
     loader = course._loader
@@ -204,18 +239,17 @@ def test_exact_numerics_take_optimizers_that_give_every_part_the_same_bits(alone
     settings = with_overrides(Settings(), {"strategy": "fsdp2", "numerics": "exact"})
     assert not lay_out(nn.Linear(1, 1), settings, world=World(), group=Alone()).lockstep
 
-    def adopt(kind, net, **options):
-        strategy = ExactSharded(net, alone)
-        strategy.adopt(kind(strategy.model.parameters(), lr=0.1, **options))
+    def take(kind, net, **options):
+        Dealt(net, alone, exact=True).adopt(kind(net.parameters(), lr=0.1, **options))
 
     class Own(torch.optim.AdamW):
         pass
 
-    adopt(torch.optim.SGD, Blocks(), momentum=0.9)
-    adopt(torch.optim.AdamW, Blocks().bfloat16())
+    take(torch.optim.SGD, Blocks(), momentum=0.9)
+    take(torch.optim.AdamW, Blocks().bfloat16())
     with pytest.raises(UsageError, match="Own is none that is known to"):
-        adopt(Own, Blocks())
+        take(Own, Blocks())
     with pytest.raises(UsageError, match="treats each element by itself, not fused"):
-        adopt(torch.optim.AdamW, Blocks(), fused=True)
+        take(torch.optim.AdamW, Blocks(), fused=True)
     with pytest.raises(UsageError, match=r"SGD rounds parameters of \['torch.bfloat16'\] differently"):
-        adopt(torch.optim.SGD, Blocks().bfloat16())
+        take(torch.optim.SGD, Blocks().bfloat16())

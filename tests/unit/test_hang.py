@@ -34,7 +34,7 @@ class TestLimits:
     def test_what_was_not_seen_often_enough_may_take_long(self, count):
         assert limit_s(seen(Doing.STEP, count=count), bounds=BOUNDS) == 1000.0
 
-    @pytest.mark.parametrize("doing", [Doing.WAITING, Doing.STARTING, Doing.BETWEEN])
+    @pytest.mark.parametrize("doing", [Doing.WAITING, Doing.STARTING, Doing.BETWEEN, Doing.FIRST, Doing.FLUSH])
     def test_what_others_decide_may_always_take_long(self, doing):
         assert limit_s(seen(doing), bounds=BOUNDS) == 1000.0
 

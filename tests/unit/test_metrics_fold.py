@@ -157,7 +157,7 @@ def test_a_worker_that_lost_its_peer_is_no_failure_of_its_own(metrics):
     metrics.apply(record(events.NodeLost(lost="b", reason="silent")))
     found = samples(metrics)
     failures = {key[1][1]: value for key, value in found.items() if key[0] == "elastic_failures_total"}
-    assert failures == {"node_lost": 1, "worker_exit": 0, "worker_signal": 1, "group_failed": 0}
+    assert failures == {"node_lost": 1, "worker_exit": 0, "worker_signal": 1, "worker_hung": 0, "group_failed": 0}
 
 
 def test_recovery_and_rescale(metrics):

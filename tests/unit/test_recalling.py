@@ -28,7 +28,7 @@ def _one_thread() -> None:
 
 def test_the_newest_on_any_rank_is_taken():
     older = replace(OFFER, iteration=23, consumed_samples=184)
-    found = pick([[older], [OFFER, older], []], record=RECORD, newest_on_disk=20)
+    found = pick([[older], [OFFER, older], []], record=RECORD, lineage="line", newest_on_disk=20)
     assert found.offer == OFFER
     assert found.holders == (1,)
     assert "on 1 of 3 ranks" in found.reason
@@ -47,16 +47,26 @@ def test_the_newest_on_any_rank_is_taken():
     ],
 )
 def test_what_must_not_be_gone_on_from(change, reason):
-    found = pick([[replace(OFFER, **change)]], record=RECORD, newest_on_disk=22)
+    found = pick([[replace(OFFER, **change)]], record=RECORD, lineage="line", newest_on_disk=22)
     assert found.offer is None
     assert reason in found.reason
 
 
 def test_without_a_record_or_a_copy_there_is_nothing():
-    assert pick([[OFFER]], record=None, newest_on_disk=0).offer is None
-    assert pick([[], []], record=RECORD, newest_on_disk=20).offer is None
+    found = pick([[OFFER]], record=None, lineage="line", newest_on_disk=20)
+    assert (found.offer, found.reason) == (None, "no record says which line a copy in memory must be of")
+    assert pick([[], []], record=RECORD, lineage="line", newest_on_disk=20).offer is None
     marked = replace(OFFER, ckpt_status=Health.ABNORMAL)
-    assert pick([[marked]], record=RECORD, newest_on_disk=20, load_unhealthy=True).offer == marked
+    assert pick([[marked]], record=RECORD, lineage="line", newest_on_disk=20, load_unhealthy=True).offer == marked
+
+
+def test_where_nothing_was_ever_committed_the_newest_generation_counts():
+    left = replace(OFFER, generation=2, iteration=40)
+    strange = replace(OFFER, generation=9, lineage="other")
+    found = pick([[left, OFFER], [strange]], record=None, lineage="line", newest_on_disk=0)
+    assert found.offer == OFFER
+    assert found.reason.endswith("nothing was committed yet")
+    assert pick([[strange]], record=None, lineage="line", newest_on_disk=0).offer is None
 
 
 def open_tier(directory: Path) -> MemoryTier:
@@ -93,6 +103,17 @@ def live(bench: Bench, tmp_path: Path, ranks: int, *, generation: int, to: int, 
         return restored, run
 
     return run_tensor_ranks(ranks, rank)
+
+
+def test_before_the_first_save_too(tmp_path):
+    bench = Bench(tmp_path / "root")
+    live(bench, tmp_path, 2, generation=1, to=7)
+    for restored, run in live(bench, tmp_path, 2, generation=2, to=20, save_at=10):
+        assert (restored.iteration, restored.tier) == (7, "memory")
+        assert same(run, make_run().step(20))
+    ((restored, _), _) = live(bench, tmp_path, 2, generation=3, to=21)
+    assert (restored.iteration, restored.tier) == (20, "memory")
+    assert newest_manifest(str(bench.root)).iteration == 10
 
 
 def test_workers_go_on_from_the_last_copy(tmp_path):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,11 +12,10 @@ from torch import nn
 
 from elastic.distributed.group import Alone
 from elastic.distributed.replicate import Replica
-from elastic.errors import PeerLost, Preempted
+from elastic.errors import PeerLost
 from elastic.launch.exits import Ending, judge, staying_as
 from elastic.launch.starting import Starter
 from elastic.link import NoLink, Place, Stays
-from elastic.session.leaving import LeaveOnSignal
 from elastic.session.staying import Staying
 from tests.harness.training import course, model, per_sample
 
@@ -41,9 +39,8 @@ class Agent(NoLink):
         return place
 
 
-def staying(link=None, *, movable=True, allowed=True, leaving=None):
-    strategies = [SimpleNamespace(movable=movable)]
-    return Staying(link=link or Agent(), strategies=strategies, leaving=leaving or LeaveOnSignal(), allowed=allowed)
+def staying(link=None, *, allowed=True):
+    return Staying(link=link or Agent(), allowed=allowed)
 
 
 class Normed(nn.Module):
@@ -118,12 +115,12 @@ def test_who_computes_in_vain_is_told_at_the_next_micro_batch():
 
 def test_when_it_is_possible():
     assert staying().possible
-    assert not staying(movable=False).possible
     assert not staying(allowed=False).general
     assert not staying(link=NoLink()).possible, "nobody gives a next place"
-    leaving = LeaveOnSignal()
-    leaving.received = 15
-    assert not staying(leaving=leaving).possible
+    spoilt = staying()
+    spoilt.forbid()
+    assert spoilt.general
+    assert not spoilt.possible
 
 
 def test_not_while_the_optimizer_is_at_work():
@@ -143,12 +140,11 @@ def test_the_next_place_is_taken(tmp_path):
     code = """
 import os, sys
 from elastic.link import Place
-from elastic.session.leaving import LeaveOnSignal
 from elastic.session.staying import Staying
 from tests.unit.test_staying import Agent
 out, err = sys.argv[1:]
 link = Agent(Place(environ={"RANK": "2", "WORLD_SIZE": "3", "ELASTIC_GENERATION": "9"}, stdout=out, stderr=err))
-staying = Staying(link=link, strategies=[], leaving=LeaveOnSignal())
+staying = Staying(link=link)
 world = staying.wait(lost=True, generation=8, step=5, text="why", environ=os.environ)
 print(world.rank, world.size, world.generation, os.environ["RANK"], link.told[0].step, flush=True)
 print("and errors", file=sys.stderr, flush=True)
@@ -160,16 +156,14 @@ print("and errors", file=sys.stderr, flush=True)
     assert err.read_text() == "and errors\n"
 
 
-def test_a_signal_ends_the_waiting():
-    leaving = LeaveOnSignal()
+def test_waiting_ends_where_the_agent_wants_what_is_kept_to_be_saved():
+    class Leaving(Agent):
+        keep_wanted = False
 
-    class Signalled(Agent):
         def next_place(self, *, limit_s):
-            leaving.received = SimpleNamespace(name="SIGTERM")
+            self.keep_wanted = True
 
-    one = staying(Signalled(), leaving=leaving)
-    with pytest.raises(Preempted, match="SIGTERM while waiting"):
-        one.wait(lost=False, generation=1, step=1, text="", environ={})
+    assert staying(Leaving()).wait(lost=False, generation=1, step=1, text="", environ={}) is None
 
 
 def child():

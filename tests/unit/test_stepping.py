@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from elastic.activity import Activity, Doing
 from elastic.checkpoint.memory import MemoryTier, Places
 from elastic.checkpoint.outcome import Outcome
 from elastic.checkpoint.room import Room
@@ -15,6 +16,7 @@ from elastic.checkpoint.storage import PosixStorage
 from elastic.clock import ManualClock
 from elastic.config.model import CheckpointSettings
 from elastic.data.stream import ShardStream
+from elastic.distributed.group import Alone
 from elastic.distributed.replicate import Replica
 from elastic.events import CheckpointFailed, CheckpointSaved, RunFinished, StepCommitted
 from elastic.link import NoLink
@@ -63,7 +65,7 @@ def test_workers_of_one_node_and_nodes_without_a_tier_walk_alike(tmp_path):
             strategies=[lies],
             group=group,
             leaving=LeaveOnSignal(),
-            staying=Staying(link=NoLink(), strategies=[lies], leaving=LeaveOnSignal()),
+            staying=Staying(link=NoLink()),
             emit=bench.events.append,
         )  # fmt: skip
         for step in stepping.walk():
@@ -82,6 +84,41 @@ def test_workers_of_one_node_and_nodes_without_a_tier_walk_alike(tmp_path):
     for each in kept:
         if each is not None:
             each.close()
+
+
+class Noting(Activity):
+    """Remembers what was begun."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.begun: list[str] = []
+
+    def begin(self, doing: Doing) -> None:
+        self.begun.append(doing.name)
+
+
+def test_what_may_take_long_is_no_hang(tmp_path):
+    """The first step, in which a program may be compiled, and whatever waits for a disk: limits are learned of none."""
+    bench = Bench(tmp_path / "root")
+    lies, at = Replica(model(), Alone()), course(steps=3)
+    noting = at.activity = Noting()
+    manager = bench.manager(save_interleaved_steps=2)
+    stepping = Stepping(
+        settings(steps=3), course=at, manager=manager,
+        pacer=Pacer(
+            CheckpointSettings(), schedule=manager.schedule, group=Alone(), clock=ManualClock(),
+            emit=bench.events.append, events=tmp_path,
+        ),
+        tracked={"model": lies.model}, strategies=[lies], group=Alone(), leaving=LeaveOnSignal(),
+        staying=Staying(link=NoLink()), emit=bench.events.append,
+    )  # fmt: skip
+    for step in stepping.walk():
+        with step:
+            for batch in step.micro_batches():
+                step.backward(per_sample(lies.model, batch))
+    plain = ["BETWEEN", "SAVE", "BETWEEN"]
+    saving = ["BETWEEN", "SAVE", "FLUSH", "BETWEEN"]
+    assert noting.begun == ["FIRST", *plain, "STEP", *saving, "STEP", *saving, "STARTING"]
 
 
 def leave(session, *, before=0, after=0):

@@ -1,0 +1,68 @@
+"""Dealt out parameters under torchrun and etcd: who survives keeps its process, and deals its model out anew."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from elastic.events import WorkerStarted, WorkerStayed
+from elastic.local.etcd import EtcdServer
+from tests.harness.survival import cluster, durable, exact_account, run_alone
+from tests.integration.test_exact_torchrun import EXACT, assert_same_bits, assert_same_losses
+from tests.integration.test_rejoin import end, kinds, pids, recovered, tiers
+
+pytestmark = pytest.mark.integration
+
+FSDP2 = {"ELASTIC__TRAINING__STRATEGY": "fsdp2", "ELASTIC__CHECKPOINT__MEMORY_EVERY_STEPS": "1"}
+"""A copy after each step: nothing is lost but the step in flight."""
+
+
+def test_a_lost_node_costs_the_others_no_process(tmp_path: Path, etcd: EtcdServer) -> None:
+    with cluster(tmp_path, etcd.endpoint, steps=100_000, **FSDP2) as run:
+        for name in ("a", "b", "c"):
+            run.start(name)
+        run.wait_step(20, world_size=3)
+        kept, at = pids(run, "b", "c"), run.now()
+        run.nodes["a"].kill()  # rank 0, and mostly the leader
+        found = recovered(run, since=at)
+        after = run.follower.records[at:]
+        assert (found.path, pids(run, "b", "c")) == ("rejoin", kept)
+        assert (kinds(after, WorkerStayed), kinds(after, WorkerStarted), tiers(after)) == (2, 0, ["memory"] * 2)
+        assert found.lost_steps <= 1
+        end(run, world_size=2, since=at)
+
+
+@pytest.mark.exhaustive
+def test_survivors_deal_their_model_out_anew(tmp_path: Path, etcd: EtcdServer) -> None:
+    """A lost node, a new one, a lost worker. The bits are those of one replica that nobody disturbed."""
+    steps = 400
+    run_alone(tmp_path / "alone", steps=steps, **EXACT)
+    with cluster(tmp_path / "run", etcd.endpoint, steps=steps, **EXACT, **FSDP2) as run:
+        for name in ("a", "b", "c"):
+            run.start(name)
+        run.wait_step(1, world_size=3)
+        run.wait(durable, what="a save", limit_s=60)
+        kept, at = pids(run, "b", "c"), run.now()
+        run.nodes["a"].kill()  # rank 0, and mostly the leader
+        assert recovered(run, since=at).lost_steps <= 1
+        assert pids(run, "b", "c") == kept
+
+        at = run.now()
+        run.start("d")
+        joined = recovered(run, since=at)
+        assert (pids(run, "b", "c"), joined.lost_steps) == (kept, 0)
+        assert tiers(run.follower.records[at:]) == ["memory"] * 3
+
+        run.wait_step(1, world_size=3, since=run.now())
+        at = run.now()
+        (victim,) = run.nodes["d"].workers()
+        os.kill(victim, signal.SIGKILL)
+        assert recovered(run, since=at).lost_steps <= 1
+        assert pids(run, "b", "c") == kept
+        assert [run.wait_exit(name, limit_s=120) for name in ("b", "c", "d")] == [0, 0, 0]
+        assert exact_account(run).steps == steps
+        assert_same_losses(run, tmp_path / "alone" / "checkpoint")
+        assert_same_bits(run.save_path, tmp_path / "alone" / "checkpoint")
