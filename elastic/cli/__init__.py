@@ -18,6 +18,7 @@ from elastic.cli import (
     audit_command,
     ckpt_command,
     config_command,
+    control_command,
     demo_command,
     docs_command,
     doctor_command,
@@ -42,6 +43,7 @@ COMMANDS = (
     doctor_command,
     targets_command,
     drain_command,
+    control_command,
     demo_command,
     docs_command,
 )

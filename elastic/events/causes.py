@@ -16,6 +16,8 @@ class Cause(enum.StrEnum):
     WORKER_SIGNAL = "worker_signal"
     PEER_LOST = "peer_lost"
     GROUP_FAILED = "group_failed"
+    SCALED = "scaled"
+    PAUSED = "paused"
 
 
 class Direction(enum.StrEnum):

@@ -73,6 +73,10 @@ def _of_agents(event: Event) -> str:
             return f"worker pid {event.pid} hangs: {event.reason}; stacks of all in {event.stacks}"
         case events.LeaveAsked():
             return f"asked to leave ({event.source}): {event.reason}"
+        case events.WishHeard(what="scale"):
+            return f"asked to have {event.min_nodes} to {event.max_nodes} nodes: {event.reason}"
+        case events.WishHeard():
+            return f"asked to {event.what}: {event.reason}"
         case events.Fencing():
             return f"refused, of an ended generation ({event.what}): {event.reason}"
     return ""

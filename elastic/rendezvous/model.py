@@ -205,6 +205,8 @@ class World:
     planned: bool = False
     direct: bool = False
     leaving: tuple[str, ...] = ()
+    room: int = 0
+    """Of a planned round: from this node rank on there will be no seat; 0: there is no such rank."""
     left_out: tuple[LeftOut, ...] = ()
     cut: tuple[Cut, ...] = ()
     barred: tuple[Barred, ...] = ()
