@@ -43,3 +43,4 @@ class WandbRun:
     def close(self) -> None:
         """Upload what is left, and mark it as ended; a later start resumes it."""
         self._run.finish()
+        wandb.teardown()  # the process that their library has started for this one
