@@ -29,6 +29,7 @@ from elastic.cli import (
     report_command,
     status_command,
     targets_command,
+    top_command,
 )
 from elastic.cli.console import complain
 from elastic.errors import ElasticError, ExitCode, UsageError
@@ -36,6 +37,7 @@ from elastic.errors import ElasticError, ExitCode, UsageError
 COMMANDS = (
     config_command,
     status_command,
+    top_command,
     events_command,
     logs_command,
     report_command,

@@ -41,6 +41,8 @@ IMPORTERS = {  # The only modules (or packages) that may import a library.
     "prometheus_client": ("metrics", "local"),
     "etcd3": ("rendezvous.etcd",),
     "grpc": ("rendezvous.etcd",),
+    "textual": ("observe.top_screen",),
+    "rich": ("observe.top_screen",),
     "wandb": ("tracking.wandb_run",),
     "mlflow": ("tracking.mlflow_run",),
     "tensorboard": ("tracking.tensorboard_run",),
