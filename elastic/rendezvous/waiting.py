@@ -45,6 +45,8 @@ class Waiting:
         self._registration, self._watch, self._election = registration, watch, election
         self._reaching, self._members, self._check = reaching, members, check
         self._told_of_rest = False
+        self.rested_until_s = 0.0
+        """When the job was last seen to be paused: that time was not spent on agreeing."""
         self.seen_closed = 0
         """The generation that was over when this agent started; 0: none."""
 
@@ -83,6 +85,7 @@ class Waiting:
     def _rests(self, world: World) -> bool:
         """Whether the job is paused: for as long as its owner likes."""
         rests = world.phase is Phase.OPEN and world.cause is Cause.PAUSED
+        self.rested_until_s = self._clock.monotonic_s() if rests else self.rested_until_s
         if rests and not self._told_of_rest:
             _log.info("this job is paused: %s; `elastic resume` lets it go on", world.reason)
         self._told_of_rest = rests

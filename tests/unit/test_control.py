@@ -51,6 +51,7 @@ def test_a_paused_job_waits_longer_than_for_nodes_and_goes_on(make_job):
     wish(job, resumed)
     job.expect([a, b], size=2, after=1)
     assert a.memberships[-1].world.reason.startswith("resumed (asked by ann)")
+    assert a.memberships[-1].seconds < job.options.join_timeout_s, "the rest is not counted"
     assert heard(a, b) == ["pause", "resume"]
     assert c.generation == 0
 
