@@ -100,7 +100,7 @@ def _directories(args: argparse.Namespace) -> list[Path]:
 
 
 def _wanted(args: argparse.Namespace, line: LogLine) -> bool:
-    return args.node in (None, line.node) and args.rank in (None, line.rank)
+    return args.node in (None, line.node) and (args.rank is None or args.rank in line.ranks)
 
 
 def _tell(args: argparse.Namespace, line: LogLine) -> None:

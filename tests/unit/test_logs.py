@@ -11,25 +11,28 @@ from elastic.clock import ManualClock
 from elastic.observe.logs import LogLine, files_in, line_of, shown, whose
 
 
-def ours(text, *, time_s, node="a", rank=0, count=1):
-    return json.dumps({"time_s": time_s, "node": node, "rank": rank, "stream": "stdout", "text": text, "count": count})
+def ours(text, *, time_s, node="a", ranks=(0,)):
+    told = {"time_s": time_s, "node": node, "ranks": list(ranks), "generation": 1, "stream": "stdout", "text": text}
+    return json.dumps(told)
 
 
 @pytest.fixture
 def run_dir(tmp_path):
     logs = tmp_path / "logs"
     logs.mkdir()
-    (logs / "a.log").write_text(ours("first", time_s=1.0) + "\n" + ours("third", time_s=3.0, count=4) + "\n")
-    (logs / "b.log").write_text(ours("second", time_s=2.0, node="b", rank=None) + "\n")
+    (logs / "a.jsonl").write_text(
+        ours("first", time_s=1.0) + "\n" + ours("third", time_s=3.0, ranks=(0, 1, 2, 5)) + "\n"
+    )
+    (logs / "b.jsonl").write_text(ours("second", time_s=2.0, node="b", ranks=()) + "\n")
     return tmp_path
 
 
 def test_lines_of_all_nodes_come_by_time_with_node_and_rank(run_dir, capsys):
     assert main(["logs", str(run_dir)]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "00:00:01 [a 0] first",
+        "00:00:01 [a r0] first",
         "00:00:02 [b] second",
-        "00:00:03 [a 0] third  (x4)",
+        "00:00:03 [a r0-2,5] third",
     ]
 
 
@@ -53,9 +56,9 @@ def test_torchruns_own_directory_is_read_too(run_dir, capsys):
     (place / "stderr.log").write_text('Traceback\n{"not": "ours"}\n\x1b[31mred\x07\n')
     assert main(["logs", str(run_dir), f"--log-dir={run_dir / 'torch'}", "--rank=3"]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "[job_x1 3] Traceback",
-        '[job_x1 3] {"not": "ours"}',
-        "[job_x1 3]  [31mred ",
+        "[job_x1 r3] Traceback",
+        '[job_x1 r3] {"not": "ours"}',
+        "[job_x1 r3]  [31mred ",
     ]
 
 
@@ -76,15 +79,15 @@ def test_following_sees_growth_new_files_and_rotation_once(run_dir):
 
     def grow(number):
         if number == 0:
-            with (logs / "a.log").open("a") as file:
+            with (logs / "a.jsonl").open("a") as file:
                 file.write(ours("fourth", time_s=4.0) + "\n" + ours("half", time_s=5.0)[:20])
         elif number == 1:
-            with (logs / "a.log").open("a") as file:
+            with (logs / "a.jsonl").open("a") as file:
                 file.write(ours("half", time_s=5.0)[20:] + "\n")
-            (logs / "a.log").rename(logs / "a.log.1")
-            (logs / "a.log").write_text(ours("after", time_s=6.0) + "\n")
+            (logs / "a.jsonl").rename(logs / "a.1.jsonl")
+            (logs / "a.jsonl").write_text(ours("after", time_s=6.0) + "\n")
         elif number == 2:
-            (logs / "c.log").write_text("plain\n")
+            (logs / "c.jsonl").write_text("plain\n")
         else:
             raise Interrupted
 
@@ -99,18 +102,21 @@ def test_following_sees_growth_new_files_and_rotation_once(run_dir):
     with pytest.raises(Interrupted):
         follow(reader, tell=seen.append, clock=Steps())
     assert [line.text for line in seen] == ["fourth", "half", "after", "plain"]
-    assert seen[-1] == LogLine(node="c", rank=None, stream="", text="plain")
+    assert seen[-1] == LogLine(node="c", ranks=(), stream="", text="plain")
 
 
 def test_rotated_files_come_in_their_order(tmp_path):
-    for name in ("a.log", "a.log.1", "a.log.10", "a.log.2", "b.log", "a.txt"):
+    for name in ("a.jsonl", "a.1.jsonl", "a.10.jsonl", "a.2.jsonl", "b.log", "b.log.1", "a.txt"):
         (tmp_path / name).write_text("x\n")
-    assert [file.path.name for file in files_in(tmp_path)] == ["a.log.10", "a.log.2", "a.log.1", "a.log", "b.log"]
-    assert {file.node for file in files_in(tmp_path)} == {"a", "b"}
+    found = files_in(tmp_path)
+    assert [file.path.name for file in found] == [
+        *("a.10.jsonl", "a.2.jsonl", "a.1.jsonl", "a.jsonl", "b.log.1", "b.log"),
+    ]
+    assert {file.node for file in found} == {"a", "b"}
 
 
 def test_what_comes_from_workers_cannot_move_the_cursor(tmp_path):
-    file = whose(tmp_path / "a.log", directory=tmp_path)
+    file = whose(tmp_path / "a.jsonl", directory=tmp_path)
     line = line_of(ours("\x1b[2Jgone\r", time_s=1.0, node="\x1b[31mx") + "\n", file=file)
     assert "\x1b" not in shown(line)
     assert os.fsencode(shown(line)).isascii()
