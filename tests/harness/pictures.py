@@ -36,7 +36,7 @@ from tests.harness.board import Prometheus, draw_board
 PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
 STEPS = 200
 _WEB_FONT = re.compile(r"@font-face\s*\{[^}]*\}\s*")
-_COLOURS = 32
+_COLOURS = 96
 
 
 def main() -> None:
@@ -50,11 +50,10 @@ def main() -> None:
         "ELASTIC__CHECKPOINT__SAVE_INTERLEAVED_STEPS": "20",
         "ELASTIC__METRICS__PORT": "19600",
     }
-    begin_s = SYSTEM_CLOCK.wall_s()
     with EtcdServer(work / "etcd") as etcd, Prometheus(work / "prometheus", targets=targets) as prometheus:
         spec = ClusterSpec(directory=work, etcd_endpoint=etcd.endpoint, environ=environ)
         with Cluster(spec) as run:
-            play(run, targets)
+            begin_s = play(run, targets)
             take_terminal(run.save_path)
             for name in ("node1", "node3", "node4"):
                 assert run.wait_exit(name, limit_s=300) == 0
@@ -68,11 +67,11 @@ def main() -> None:
     print("\n".join(f"{path.name}: {path.stat().st_size / 1000:.0f} kB" for path in sorted(PICTURES.iterdir())))
 
 
-def play(run: Cluster, targets: Path) -> None:
-    """Three nodes, a kill, a fourth node."""
+def play(run: Cluster, targets: Path) -> float:
+    """Three nodes, a kill, a fourth node. When the first step was done, in Unix time."""
     for name in ("node1", "node2", "node3"):
         run.start(name)
-    run.wait_step(50, world_size=3, limit_s=300)
+    began_s = run.wait_step(1, world_size=3, limit_s=300).time_s
     tell_targets(run, targets)
     scraped_until = run.wait_step(90, world_size=3).event.iteration
     run.nodes["node2"].kill()
@@ -81,6 +80,7 @@ def play(run: Cluster, targets: Path) -> None:
     three = run.wait_step(two.event.iteration, world_size=3, after=two.generation)
     tell_targets(run, targets)
     run.wait_step(three.event.iteration + 30, world_size=3)
+    return began_s
 
 
 def tell_targets(run: Cluster, targets: Path) -> None:
