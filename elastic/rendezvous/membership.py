@@ -144,7 +144,7 @@ def regroup_of(world: World | None, *, agent: str, generation: int) -> Regroup |
         )
     if world.phase is Phase.FORMED:
         return None
-    no_seat = 0 < world.room <= seat.group_rank
+    no_seat = world.cause is Cause.SCALED and world.room <= seat.group_rank
     return Regroup(
         cause=world.cause,
         planned=world.planned,

@@ -206,7 +206,7 @@ class World:
     direct: bool = False
     leaving: tuple[str, ...] = ()
     room: int = 0
-    """Of a planned round: from this node rank on there will be no seat; 0: there is no such rank."""
+    """Where a person wants another size: node ranks from here on save and end their workers."""
     left_out: tuple[LeftOut, ...] = ()
     cut: tuple[Cut, ...] = ()
     barred: tuple[Barred, ...] = ()

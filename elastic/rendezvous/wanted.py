@@ -11,7 +11,7 @@ from elastic.rendezvous.view import LeaderView, Roster
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """Why the generation is to end at a step boundary. `room`: see World."""
+    """Why the generation is to end at a step boundary. `room`: see World; 0 where the job is going to wait."""
 
     cause: Cause
     reason: str

@@ -37,6 +37,16 @@ def test_the_last_ranks_of_a_job_that_is_made_smaller_wait_and_come_back(make_jo
     assert heard(a, b, c) == ["scale", "scale"]
 
 
+def test_a_job_that_is_to_be_larger_than_it_is_saves_and_waits(make_job):
+    job = make_job(max_nodes=2)
+    a, b = job.start("a", "b")
+    wish(job, scaled, min_nodes=3, max_nodes=3)
+    job.until(lambda: a.regroups and b.regroups, what="the word")
+    assert [(each.regroups[-1].cause, each.regroups[-1].ends) for each in (a, b)] == [(Cause.SCALED, True)] * 2
+    c = job.add("c")
+    job.expect([a, b, c], size=3, after=1)
+
+
 def test_a_paused_job_waits_longer_than_for_nodes_and_goes_on(make_job):
     job = make_job(max_nodes=2, join_timeout_s=0.3)
     a, b = job.start("a", "b")
