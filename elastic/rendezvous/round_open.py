@@ -177,6 +177,7 @@ def form(
         cause=cause,
         reason=reason,
         direct=direct,
+        most_nodes=view.limits.max_nodes,
         left_out=_left_out(view, old=old, seats=seats),
         cut=cuts_after(old, view=view, gathering=gathering, seated={seat.agent for seat in seats}),
         barred=barred[-_MOST_BARRED:],
