@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -37,10 +38,7 @@ def test_a_job_is_made_smaller_larger_paused_and_resumed(
         larger = run.wait_step(smaller.event.iteration, world_size=2, after=smaller.generation)
         ask(run, etcd, "pause")
         opened = run.wait(is_pause, what="the pause", limit_s=20)
-        until_s = time.monotonic() + 30
-        while any(node.workers() for node in nodes):
-            assert time.monotonic() < until_s, "a paused job has no workers"
-            run.follower.wait(limit_s=0.1)
+        until(run, lambda: not any(node.workers() for node in nodes), what="a rest without workers")
         run.follower.read()
         told = [record for record in run.follower.records if record.generation <= opened.generation]
         last = max(record.event.iteration for record in told if isinstance(record.event, StepCommitted))
@@ -56,6 +54,32 @@ def test_a_job_is_made_smaller_larger_paused_and_resumed(
         assert [run.wait_exit(name, limit_s=90) for name in ("a", "b")] == [0, 0]
         assert larger.generation == opened.generation
         history(run)
+
+
+def test_a_paused_job_stays_so_though_all_its_agents_are_started_anew(tmp_path: Path, etcd: EtcdServer) -> None:
+    with cluster(tmp_path, etcd.endpoint, steps=STEPS, nnodes="1:2") as run:
+        node = run.start("a")
+        run.wait_step(5)
+        ask(run, etcd, "pause")
+        opened = run.wait(is_pause, what="the pause", limit_s=20)
+        until(run, lambda: not node.workers(), what="its rest")
+        node.kill()
+        other = run.start("b")
+        until(run, lambda: "this job is paused" in other.log.read_text(), what="the word to who comes later")
+        run.follower.read()
+        stepped = {r.generation for r in run.follower.records if isinstance(r.event, StepCommitted)}
+        assert stepped == {opened.generation}
+        ask(run, etcd, "resume")
+        assert run.wait_exit("b", limit_s=90) == 0
+        account = exact_account(run)
+        assert (account.steps, account.recomputed_steps) == (STEPS, 0)
+
+
+def until(run: Cluster, condition: Callable[[], bool], *, what: str) -> None:
+    until_s = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < until_s, f"{what} did not happen within 30 s"
+        run.follower.wait(limit_s=0.1)
 
 
 def is_pause(record: object) -> bool:
