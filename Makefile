@@ -6,7 +6,7 @@ PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-all transcripts tables demo bench-recovery bench-rendezvous bench-checkpoint \
+.PHONY: help setup test test-all transcripts tables pictures demo bench-recovery bench-rendezvous bench-checkpoint \
   bench-data bench-exact bench-overhead bench-goodput lint types clean
 
 help:  ## list the targets
@@ -36,6 +36,9 @@ transcripts: setup  ## write the verdicts of tests/testdata/rendezvous anew; rea
 
 tables: setup  ## put the generated tables of settings and metrics into docs/
 	@$(PY) -m tests.harness.tables
+
+pictures: setup  ## draw the pictures of docs/ anew, from a real run (needs chromium and prometheus)
+	@$(PY) -m tests.harness.pictures
 
 demo: setup  ## train on 3 nodes, kill one, add one; ends with an account of it
 	@$(PY) -m elastic demo

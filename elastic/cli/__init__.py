@@ -18,15 +18,18 @@ from elastic.cli import (
     audit_command,
     ckpt_command,
     config_command,
+    control_command,
     demo_command,
     docs_command,
     doctor_command,
     drain_command,
     events_command,
+    logs_command,
     plan_command,
     report_command,
     status_command,
     targets_command,
+    top_command,
 )
 from elastic.cli.console import complain
 from elastic.errors import ElasticError, ExitCode, UsageError
@@ -34,7 +37,9 @@ from elastic.errors import ElasticError, ExitCode, UsageError
 COMMANDS = (
     config_command,
     status_command,
+    top_command,
     events_command,
+    logs_command,
     report_command,
     ckpt_command,
     audit_command,
@@ -42,6 +47,7 @@ COMMANDS = (
     doctor_command,
     targets_command,
     drain_command,
+    control_command,
     demo_command,
     docs_command,
 )

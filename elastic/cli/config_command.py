@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from elastic.cli.console import columns, say
+from elastic.config.json_schema import json_schema
 from elastic.config.load import Resolved, resolve, to_plain
 from elastic.config.schema import FIELDS, OPTIONS
 from elastic.errors import ExitCode, UsageError
@@ -30,6 +31,8 @@ def register(commands: Any) -> None:
     checked = actions.add_parser("check", allow_abbrev=False, help="report every problem of a file")
     checked.add_argument("file", metavar="FILE")
     checked.set_defaults(run=check)
+    schema = actions.add_parser("schema", allow_abbrev=False, help="a JSON Schema of settings files, for editors")
+    schema.set_defaults(run=print_schema)
 
 
 def show(args: argparse.Namespace, rest: Sequence[str]) -> ExitCode:
@@ -51,6 +54,14 @@ def check(args: argparse.Namespace, rest: Sequence[str]) -> ExitCode:
     resolved = resolve(["--config", args.file], environ={})
     count = sum(origin != "default" for origin in resolved.origins.values())
     say(f"{args.file}: no problems, {count} {'setting' if count == 1 else 'settings'}")
+    return ExitCode.DONE
+
+
+def print_schema(args: argparse.Namespace, rest: Sequence[str]) -> ExitCode:
+    """Print the schema."""
+    if rest:
+        raise UsageError(f"unexpected arguments: {' '.join(rest)}")
+    say(json.dumps(json_schema(), indent=2))
     return ExitCode.DONE
 
 

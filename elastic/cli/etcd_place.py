@@ -34,8 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--job", default="", metavar="ID", help="one job (--rdzv-id) only")
 
 
-def options_of(args: argparse.Namespace) -> RendezvousOptions:
-    """Where etcd is, and how to speak to it.
+def options_of(args: argparse.Namespace, *, job: str | None = None) -> RendezvousOptions:
+    """Where etcd is, and how to speak to it. `job`: in the place of --job.
 
     Raises:
         UsageError: an item of --rdzv-conf without "=". ConfigError: what cannot be understood, all at once.
@@ -48,7 +48,7 @@ def options_of(args: argparse.Namespace) -> RendezvousOptions:
         if not equals:
             raise UsageError(f"--rdzv-conf holds {item!r}; expected name=value, several joined by commas")
         config[name.strip()] = value.strip()
-    parameters = _Parameters(endpoint=args.rdzv_endpoint, run_id=args.job, config=config)
+    parameters = _Parameters(endpoint=args.rdzv_endpoint, run_id=args.job if job is None else job, config=config)
     return options_from(parameters, environ=os.environ)
 
 

@@ -1,4 +1,4 @@
-"""`elastic status`: what a run is doing now and why, from its records."""
+"""`elastic status`: what a run is doing now and why, from its records; with --job from etcd."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from elastic.cli.console import columns, say
+from elastic.cli.etcd_place import add_arguments
 from elastic.cli.runs import Unreadable, events_of, goal_samples
 from elastic.clock import SYSTEM_CLOCK, Clock
 from elastic.errors import ExitCode, UsageError
@@ -23,10 +24,11 @@ _CLEAR = "\x1b[H\x1b[2J"
 def register(commands: Any) -> None:
     """Add the command to argparse's subparsers (whose class argparse keeps private)."""
     parser = commands.add_parser("status", allow_abbrev=False, help="what a run is doing now, and why")
-    parser.add_argument("save_path", help="the run's checkpoint.save_path")
+    parser.add_argument("save_path", nargs="?", help="the run's checkpoint.save_path; without it etcd is asked (--job)")
     parser.add_argument("--watch", action="store_true", help="tell it again as it changes, until the run ends")
     parser.add_argument("--interval", type=float, default=2.0, metavar="S", help="seconds between two tellings")
     parser.add_argument("--json", action="store_true", help="print one JSON object, one a line with --watch")
+    add_arguments(parser)
     parser.set_defaults(run=run)
 
 
@@ -36,6 +38,12 @@ def run(args: argparse.Namespace, rest: Sequence[str]) -> ExitCode:
         raise UsageError(f"unexpected arguments: {' '.join(rest)}")
     if not 0.1 <= args.interval <= 3600:
         raise UsageError(f"--interval is {args.interval:g} s; it must be from 0.1 to 3600")
+    if args.save_path is None:
+        if not args.job:
+            raise UsageError("name the save_path of a run, or a job in etcd with --job")
+        from elastic.cli.job_status import tell
+
+        return tell(args, clock=SYSTEM_CLOCK)
     events_of(args.save_path)
     last = watch(args, clock=SYSTEM_CLOCK) if args.watch else once(args, clock=SYSTEM_CLOCK)
     return ExitCode.FAILED if last.state.value == "failed" else ExitCode.DONE

@@ -11,6 +11,7 @@ from elastic.config.model import Settings, TrainingSettings
 from elastic.errors import Problem
 from elastic.plan.batch_mode import BatchMode
 
+TRACKERS = ("none", "tensorboard", "wandb", "mlflow")
 _TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
@@ -27,6 +28,10 @@ def conflicts(settings: Settings) -> Iterator[Conflict]:
     yield from _training(settings)
     yield from _checkpoint(settings)
     yield from _rendezvous(settings)
+    tracker = settings.tracking.to
+    if tracker not in TRACKERS and not _TARGET.fullmatch(tracker):
+        known = ", ".join(TRACKERS)
+        yield Conflict(keys=("tracking.to",), what=f"tracking.to needs {known} or module:name, found {tracker!r}")
     target = settings.job.target
     if target and not _TARGET.fullmatch(target):
         yield Conflict(keys=("job.target",), what=f"job.target needs module:name, found {target!r}")

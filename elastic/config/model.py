@@ -272,6 +272,24 @@ class MetricsSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TrackingSettings:
+    """Where the curves of the run go, beside its events."""
+
+    to: str = field(
+        default="none", metadata=about("none, tensorboard, wandb, mlflow, or module:name of your own", filled=True)
+    )
+    every_steps: int = field(
+        default=10, metadata=about("steps from one point of a curve to the next", unit="steps", least=1)
+    )
+    project: str = field(
+        default="elastic", metadata=about("project of Weights & Biases, experiment of MLflow", filled=True)
+    )
+    directory: str = field(
+        default="", metadata=about("local files of the tool; empty: `tracking` beside the run's events")
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobSettings:
     """What is trained."""
 
@@ -324,5 +342,6 @@ class Settings:
     rendezvous: RendezvousSettings = field(default_factory=RendezvousSettings)
     launch: LaunchSettings = field(default_factory=LaunchSettings)
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
+    tracking: TrackingSettings = field(default_factory=TrackingSettings)
     node: NodeSettings = field(default_factory=NodeSettings)
     job: JobSettings = field(default_factory=JobSettings)

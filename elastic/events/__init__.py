@@ -34,6 +34,7 @@ from elastic.events.kinds import (
     WorldFormed,
 )
 from elastic.events.records import EVENT_TYPES, EventFile, Record, decode, encode, few_of, merged_records, read_records
+from elastic.events.wishes import WishHeard
 
 __all__ = [
     "EVENT_TYPES",
@@ -67,6 +68,7 @@ __all__ = [
     "StorageRetried",
     "Straggles",
     "Unknown",
+    "WishHeard",
     "WorkerHung",
     "WorkerLost",
     "WorkerStarted",

@@ -17,6 +17,8 @@ class Cause(enum.StrEnum):
     WORKER_HUNG = "worker_hung"
     PEER_LOST = "peer_lost"
     GROUP_FAILED = "group_failed"
+    SCALED = "scaled"
+    PAUSED = "paused"
 
 
 class Direction(enum.StrEnum):

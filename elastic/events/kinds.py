@@ -58,6 +58,7 @@ class WorldFormed(Event):
     budget: tuple[tuple[str, int, int], ...] = ()
     """How many failures each reason allows without getting past `budget_step`, as (reason, still left, of how many)."""
     budget_step: int = 0
+    most_nodes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from elastic.events import wishes  # noqa: F401 - its event is one of the types below
 from elastic.events.causes import Cause, Direction, Outcome
 from elastic.events.kinds import Event, Unknown
 

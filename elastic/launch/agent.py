@@ -223,7 +223,8 @@ class Agent(LocalElasticAgent):
         self._stage.observer.fault(regroup.cause)
         self._stage.observer.emit(RoundOpened(cause=regroup.cause, reason=regroup.reason))
         logger.info("regroup: %s", regroup.reason)
-        self._stage.server.ask_all(Control.REGROUP if regroup.planned else Control.OVER)
+        gently = Control.LEAVE if regroup.ends else Control.REGROUP
+        self._stage.server.ask_all(gently if regroup.planned else Control.OVER)
 
     def _give_up(self, reason: str) -> None:
         """Whether this node's generation still is the present one cannot be known: its workers must not go on."""

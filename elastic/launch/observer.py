@@ -120,9 +120,11 @@ class Observer:
     def new_generation(self, world: World, *, previous: World | None) -> None:
         """A world was formed; the leader says how it differs from the one before."""
         self._generation = world.generation
+        now_s = self._clock.monotonic_s()
         with self._lock:
-            self._pace = Pace(advanced_s=self._clock.monotonic_s())
-            self._watch.reached("agree", now_s=self._clock.monotonic_s())
+            self._pace = Pace(advanced_s=now_s)
+            self._watch.formed(now_s=now_s)
+            self._watch.reached("agree", now_s=now_s)
         if previous is not None:
             for event in changes(previous, world):
                 self._tell_of_job(event)

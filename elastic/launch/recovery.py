@@ -49,6 +49,11 @@ class RecoveryWatch:
         """A stage has come to its end, for this node's last worker so far."""
         self._ends_s[stage] = now_s
 
+    def formed(self, *, now_s: float) -> None:
+        """The next generation is agreed. How long a paused job rested is no part of its recovery."""
+        if self._fault is not None and self._fault.cause is Cause.PAUSED:
+            self._fault = replace(self._fault, at_s=now_s)
+
     def started(self, path: str) -> None:
         """A worker of the next generation was started so. The slowest way is what the recovery took."""
         self._path = max(self._path, path, key=RUNGS.index)

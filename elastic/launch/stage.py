@@ -227,6 +227,7 @@ class Stage:
                 reason=world.reason,
                 seconds=membership.seconds,
                 leader=self.coordinator.is_leader,
+                most_nodes=world.most_nodes,
                 budget=budget,
                 budget_step=step,
             )

@@ -12,7 +12,7 @@ from elastic.metrics.definition import OTHER, Definition, Over, counter, gauge, 
 
 STATES = (
     *("productive", "recompute", "data_wait", "checkpoint_stall", "hang"),
-    *("waiting", "rendezvous", "startup", "restore", "first_step", "idle", "down"),
+    *("waiting", "paused", "rendezvous", "startup", "restore", "first_step", "idle", "down"),
 )
 """What a job's time is spent on: the first row is training, told apart by what comes of it."""
 STAGES = ("agree", "start", "group", "restore", "first_step")
@@ -40,7 +40,9 @@ BUILD_INFO = gauge(
     from_start=False, version=None, torch_version=None,
 )  # fmt: skip
 JOB_INFO = gauge("elastic_job_info", Over.EACH, "1; the job and this node.", from_start=False, job_id=None, node=None)
-JOB_ACTIVE = gauge("elastic_job_active", Over.MAX, "1 while this agent's job should be training, else 0.")
+JOB_ACTIVE = gauge(
+    "elastic_job_active", Over.MAX, "1 while this agent's job should be training, else 0 (over, or paused)."
+)
 GENERATION = gauge("elastic_generation", Over.MAX, "Number of the agreed membership, the fencing token.")
 WORLD_SIZE = gauge("elastic_world_size", Over.MAX, "Workers of the present generation.")
 NODES = gauge("elastic_nodes", Over.MAX, "Nodes of the present generation.")
@@ -48,7 +50,10 @@ NODES_AWAITED = gauge(
     "elastic_nodes_awaited", Over.MAX,
     "Nodes that must still come before a generation can be agreed; 0 where none is missing.", job=True,
 )  # fmt: skip
-TARGET_NODES = gauge("elastic_target_nodes", Over.MAX, "How many nodes the job may have at most.", from_start=False)
+TARGET_NODES = gauge(
+    "elastic_target_nodes", Over.MAX, "How many nodes the job may have at most, by torchrun or by a person.",
+    job=True, from_start=False,
+)  # fmt: skip
 TIME = counter(
     "elastic_time_seconds_total",
     "Time since the run began, by what it was spent on; all states together are all the time there was. Goodput is"

@@ -131,16 +131,17 @@ class Metrics(Collector):
         self._values.set(of.BUILD_INFO, 1, event.version, event.torch_version)
         self._values.set(of.JOB_INFO, 1, event.job_id, record.node)
         self._values.set(of.JOB_ACTIVE, 1)
-        if event.most_nodes:
-            self._values.set(of.TARGET_NODES, event.most_nodes)
         self._readiness = Readiness(ready=False, reason="waiting for the first generation")
 
     def _round_opened(self, record: events.Record, event: events.RoundOpened) -> None:
         self._cause = event.cause
+        if event.cause is events.Cause.PAUSED:
+            self._values.set(of.JOB_ACTIVE, 0)
         self._readiness = Readiness(ready=False, reason=f"between generations: {event.reason}")
 
     def _world_formed(self, record: events.Record, event: events.WorldFormed) -> None:
         self._cause = event.cause
+        self._values.set(of.JOB_ACTIVE, 1)
         self._readiness = Readiness(ready=True, reason=f"member of generation {record.generation}")
         self._values.set(of.GENERATION, record.generation)
         self._values.set(of.WORLD_SIZE, event.world_size)

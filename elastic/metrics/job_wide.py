@@ -106,8 +106,14 @@ class JobWide:
 
     def _count(self, record: Record) -> None:
         match record.event:
+            case events.AgentStarted(most_nodes=most) if most:
+                self._values.set(of.TARGET_NODES, most)
+            case events.WishHeard(max_nodes=most) if most:
+                self._values.set(of.TARGET_NODES, most)
             case events.WorldFormed() as event:
                 self._values.set(of.NODES_AWAITED, 0)
+                if event.most_nodes:
+                    self._values.set(of.TARGET_NODES, event.most_nodes)
                 self._budget, self._budget_step = {}, event.budget_step
                 for reason, left, most in event.budget:
                     self._budget[reason] = most

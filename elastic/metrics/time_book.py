@@ -18,7 +18,7 @@ DOWN = "down"
 
 
 class Phase(enum.IntEnum):
-    """What a job does, seen from one node. Within a generation it only goes up."""
+    """What a job does, seen from one node. Within a generation it only goes up, but for the last two."""
 
     DOWN = 0
     WAITING = 1
@@ -28,6 +28,7 @@ class Phase(enum.IntEnum):
     FIRST_STEP = 5
     TRAINING = 6
     IDLE = 7
+    PAUSED = 8
 
 
 _NAMES = {phase: phase.name.lower() for phase in Phase}
@@ -98,6 +99,8 @@ class TimeBook:
                 self._enter(Phase.RENDEZVOUS, now_s)
             case events.NodesAwaited():
                 self._enter(Phase.WAITING, now_s)
+            case events.RoundOpened(cause=events.Cause.PAUSED):
+                self._enter(Phase.PAUSED, now_s)
             case events.RoundOpened() | events.NodeLost() if self._phase in (Phase.TRAINING, Phase.FIRST_STEP):
                 self._enter(Phase.RENDEZVOUS, now_s)
             case events.WorldFormed():
@@ -123,7 +126,10 @@ class TimeBook:
         self._owe(DATA_WAIT, event.data_s or 0.0)
         self._owe(STALL, event.save_s or 0.0)
         self._open_s, self._iteration = 0.0, event.iteration
-        if self._lost_s and self._phase is Phase.RENDEZVOUS:  # A planned end: the step was finished after all.
+        if self._lost_s and self._phase in (
+            Phase.RENDEZVOUS,
+            Phase.PAUSED,
+        ):  # A planned end: the step was finished after all.
             self._owed_s[RECOMPUTE] = max(0.0, self._owed_s.get(RECOMPUTE, 0.0) - self._lost_s)
             self._lost_s = 0.0
         self._advance(Phase.TRAINING, record, now_s)

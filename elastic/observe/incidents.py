@@ -94,6 +94,8 @@ class Incidents:
         if record.generation > incident.generation:
             incident.generation = record.generation
             incident.ends_s.clear()
+            if isinstance(record.event, events.WorldFormed) and record.event.cause is events.Cause.PAUSED:
+                incident.begin_s = record.time_s  # How long the job rested is no part of it.
         if record.generation < incident.generation:
             return
         incident.ends_s[stage] = record.time_s

@@ -33,7 +33,7 @@ class Ledger:
         gap_s = 0.0 if self._last_s is None else max(0.0, record.time_s - self._last_s)
         self._last_s = record.time_s if self._last_s is None else max(record.time_s, self._last_s)
         state = self._status.state
-        silent = gap_s > self._status.patience_s and state not in _DOWN
+        silent = gap_s > self._status.patience_s and state not in _DOWN and state is not State.PAUSED
         name = str(State.SILENT) if silent else DOWN if state in _DOWN else str(state)
         self._book(name, gap_s)
         event = record.event

@@ -74,3 +74,14 @@ def _recovery(seen: RecoverySeen, status: Status) -> str:
     ago = duration(max(0.0, status.now_s - seen.at_s))
     again = f"{seen.lost_steps} steps again"
     return f"generation {seen.generation}: {seen.cause}, {seen.seconds:.2f} s by {seen.path}, {again}, {ago} ago"
+
+
+def node_rows(status: Status) -> list[tuple[str, str, str, str, str]]:
+    """Name, state, ranks, when heard of and why, for a table of nodes."""
+    rows = []
+    for node in status.nodes:
+        ranks = ", ".join(map(str, node.ranks)) if not node.state.is_end else ""
+        heard = f"{duration(max(0.0, status.now_s - node.heard_s))} ago"
+        why = "; ".join(filter(None, (plain(node.reason), plain(node.warning))))
+        rows.append((plain(node.node), str(node.state), ranks, heard, why))
+    return rows

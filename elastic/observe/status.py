@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from elastic import events
-from elastic.events import Outcome, Record
+from elastic.events import Cause, Outcome, Record
 from elastic.observe.pace import Pace
 
 _SILENT_S = 60.0
@@ -25,6 +25,7 @@ class State(enum.StrEnum):
     UNKNOWN = "not started"
     WAITING = "waiting for nodes"
     BETWEEN = "between generations"
+    PAUSED = "paused"
     STARTING = "starting workers"
     RESTORING = "restoring"
     FIRST_STEP = "taking its first step"
@@ -39,6 +40,11 @@ class State(enum.StrEnum):
     def is_end(self) -> bool:
         """Whether nothing more is to come by itself."""
         return self in (State.FINISHED, State.STOPPED, State.FAILED, State.LOST)
+
+    @property
+    def may_be_silent(self) -> bool:
+        """Whether nobody needs to say anything for as long as it lasts."""
+        return self.is_end or self is State.PAUSED
 
 
 _ENDS = {Outcome.SUCCEEDED: State.FINISHED, Outcome.FAILED: State.FAILED, Outcome.PREEMPTED: State.STOPPED}
@@ -165,12 +171,12 @@ class StatusFold:
         step_s = self._pace.step_s()
         state, reason = self._state, self._reason
         silent_s = now_s - heard_s
-        if self._nodes and not state.is_end and silent_s > self.patience_s:
+        if self._nodes and not state.may_be_silent and silent_s > self.patience_s:
             was = f"{state}: {reason}" if reason else str(state)
             state, reason = State.SILENT, f"nothing was heard for {silent_s:.0f} s; before that: {was}"
         rate = self._pace.samples_per_s(self._known.get("world_size", 0))
         eta_s = None
-        if rate and goal_samples is not None and not state.is_end:
+        if rate and goal_samples is not None and not state.may_be_silent:
             eta_s = max(0, goal_samples - self._known.get("consumed_samples", 0)) / rate
         known: dict[str, Any] = {**self._known, "copies": dict(self._known["copies"])}
         return Status(
@@ -209,9 +215,10 @@ class StatusFold:
         self._be(record, State.WAITING, f"{event.here} of at least {event.needed} are here: {event.reason}")
 
     def _round_opened(self, record: Record, event: events.RoundOpened) -> None:
+        state = State.PAUSED if event.cause is Cause.PAUSED else State.BETWEEN
         if record.generation >= self._generation:
-            self._be(record, State.BETWEEN, event.reason)
-        self._node(record.node, state=State.BETWEEN, reason=event.reason)
+            self._be(record, state, event.reason)
+        self._node(record.node, state=state, reason=event.reason)
 
     def _world_formed(self, record: Record, event: events.WorldFormed) -> None:
         self._node(record.node, state=State.STARTING, reason="", generation=record.generation, ranks=())
@@ -263,7 +270,7 @@ class StatusFold:
     def _step_committed(self, record: Record, event: events.StepCommitted) -> None:
         if record.generation < self._generation:
             return
-        if self._state is not State.BETWEEN:  # A planned round: the step is finished first.
+        if self._state not in (State.BETWEEN, State.PAUSED):  # A planned round: the step is finished first.
             self._advance(record, State.TRAINING)
         if record.rank not in self._nodes[record.node].ranks and record.rank is not None:
             self._node(record.node, ranks=(*self._nodes[record.node].ranks, record.rank))

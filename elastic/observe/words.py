@@ -76,6 +76,10 @@ def _of_agents(event: Event) -> str:
             return f"this worker {what}: {event.own_s:.3f} s a micro-batch, theirs {event.others_s:.3f} s"
         case events.LeaveAsked():
             return f"asked to leave ({event.source}): {event.reason}"
+        case events.WishHeard(what="scale"):
+            return f"asked to have {event.min_nodes} to {event.max_nodes} nodes: {event.reason}"
+        case events.WishHeard():
+            return f"asked to {event.what}: {event.reason}"
         case events.Fencing():
             return f"refused, of an ended generation ({event.what}): {event.reason}"
     return ""

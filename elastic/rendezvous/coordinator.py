@@ -289,7 +289,7 @@ class Coordinator:
         self._generation, self._joined = world.generation, world
         self._lost_world.remember(world)
         self._registration.note(last_generation=world.generation, report=None, unreachable=())
-        seconds = self._clock.monotonic_s() - self._asked_s
+        seconds = self._clock.monotonic_s() - max(self._asked_s, self._waiting.rested_until_s)
         store = self._hosting.enter(hosts=seat.group_rank == 0)
         if seat.group_rank == 0:
             # A world that is formed directly needs a store that was not in use, most likely here again.

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from elastic.rendezvous.keys import Keys
-from elastic.rendezvous.kv import Compare, Entry, Op, Put, created_at, holds, modified_at, present
+from elastic.rendezvous.kv import Compare, Delete, Entry, Op, Put, created_at, holds, modified_at, present
 
 _NONE: Mapping[int, str] = MappingProxyType({})
 
@@ -20,14 +20,18 @@ def world_fence(keys: Keys, *, own: Entry, world_revision: int) -> list[Compare]
     return [modified_at(keys.world, world_revision), created_at(own.key, own.create_revision)]
 
 
-def world_write(keys: Keys, *, text: str, formed: str | None, parts: Mapping[int, str] = _NONE) -> list[Op]:
+def world_write(
+    keys: Keys, *, text: str, formed: str | None, closed: bool = False, parts: Mapping[int, str] = _NONE
+) -> list[Op]:
     """The world, and where a generation is formed its token, in one transaction: commits compare with the latter.
 
-    `parts`: the seats of a large world, see apart.py.
+    `closed`: the job is over, and what was wished of it too. `parts`: the seats of a large world, see apart.py.
     """
     ops: list[Op] = [Put(keys.world, text)]
     if formed is not None:
         ops.append(Put(keys.generation, formed))
+    if closed:
+        ops.append(Delete(keys.wish))
     ops.extend(Put(keys.part(number), seats) for number, seats in parts.items())
     return ops
 

@@ -42,6 +42,11 @@ class Keys:
         return f"{self.root}/commit"
 
     @property
+    def wish(self) -> str:
+        """What a person wants of the whole job, see wish.py."""
+        return f"{self.root}/wish"
+
+    @property
     def members(self) -> str:
         """Prefix of the member keys."""
         return f"{self.root}/members/"

@@ -26,6 +26,8 @@ from elastic.rendezvous.roll import Roll
 from elastic.rendezvous.verdict import Close, Evict, Form, Open, Probe, Verdict, Wait
 from elastic.rendezvous.view import LeaderView, Limits, observe, roster, with_probes
 from elastic.rendezvous.whole import WholeWorlds
+from elastic.rendezvous.wish import under
+from elastic.rendezvous.wish_watch import WishWatch
 
 _log = logging.getLogger(__name__)
 # After an eviction the watch tells within milliseconds; asking again sooner would only ask the same.
@@ -77,6 +79,8 @@ class Leader:
         self._world_changed = True
         self._reconsider = False
         self._evicted.clear()
+        wishes = WishWatch(self._store, keys=self._keys, emit=self._emit, on_change=self._news.ring)
+        wishes.start()
         watches = (
             self._store.watch(
                 self._keys.members, prefix=True, on_update=self._on_members, on_break=lambda _reason: None
@@ -86,12 +90,13 @@ class Leader:
             ),
         )
         try:
-            self._term(own)
+            self._term(own, wishes)
         finally:
+            wishes.stop()
             for watch in watches:
                 watch.cancel()
 
-    def _term(self, own: Entry) -> None:
+    def _term(self, own: Entry, wishes: WishWatch) -> None:
         view = LeaderView(limits=self._limits, leader=own.key.removeprefix(self._keys.candidates))
         while not (self._stopping or self._reconsider):
             self._news.hush()
@@ -99,10 +104,12 @@ class Leader:
             if self._world_changed:
                 self._world_changed = False
                 self._read_world()
-            members = self._roll.members()
-            if members is None:
+            wish, members = wishes.wish, self._roll.members()
+            if wish is None or members is None:
                 self._news.wait(None)
                 continue
+            wishes.tell()
+            view = under(view, limits=self._limits, wish=wish)
             now_s = self._clock.monotonic_s()
             view = observe(view, world=self._world, members=members, now_s=now_s)
             verdict = decide(view, now_s=now_s)
@@ -136,10 +143,10 @@ class Leader:
         if isinstance(verdict, Form):
             world, parts = lay_apart(world, before=view.world)
             self.whole.know(world)
-        formed = world.token if isinstance(verdict, Form) else None
+        formed, closed = world.token if isinstance(verdict, Form) else None, isinstance(verdict, Close)
         done = self._store.transact(
             world_fence(self._keys, own=own, world_revision=self._world_revision),
-            ops=world_write(self._keys, text=world_to_json(world), formed=formed, parts=parts),
+            ops=world_write(self._keys, text=world_to_json(world), formed=formed, closed=closed, parts=parts),
         )
         if not done.succeeded:
             self._world_changed = True

@@ -19,6 +19,7 @@ from elastic.rendezvous.gathering import complaints, gather, rested, welcome
 from elastic.rendezvous.model import FailureReport, Member, Phase, ProbeResult, Seat, World
 from elastic.rendezvous.verdict import Close, Open, Probe, Verdict, Wait
 from elastic.rendezvous.view import LeaderView, Roster, asks, roster
+from elastic.rendezvous.wanted import is_at_rest, wanted
 from elastic.rendezvous.wording import listed
 
 # What members say where others, or the way to them, are to blame.
@@ -40,7 +41,7 @@ def decide(view: LeaderView, *, now_s: float) -> Verdict:
         return ending
     if world.phase is Phase.FORMED:
         return _formed(view, world=world, seats=seats, judgement=judgement, now_s=now_s)
-    if world.planned:
+    if world.planned and not is_at_rest(view, world=world, seats=seats):
         fault = _fault(view, world=world, seats=seats, judgement=judgement, now_s=now_s)
         # Who has no key but answers takes its last step with the others; it is not waited for.
         if fault is not None and not isinstance(fault, Wait):
@@ -56,6 +57,8 @@ def _start(view: LeaderView, *, closed: World | None, now_s: float) -> Verdict:
     if not joiners:
         over = f"generation {closed.generation} is closed and no agent" if closed else "no agent"
         return Wait(reason=f"{over} asks to start")
+    if view.paused:
+        return Wait(reason=f"paused ({view.asked})")
     gathering = gather(view, seats=Roster(newcomers=joiners), now_s=now_s)
     return round_open.start(view, gathering=gathering, cause=Cause.START, now_s=now_s)
 
@@ -109,6 +112,9 @@ def _formed(view: LeaderView, *, world: World, seats: Roster, judgement: Judgeme
         return _open(
             world, cause=Cause.NODE_LEFT, reason=reason, judgement=judgement, planned=True, leaving=seats.leaving
         )
+    if (wish := wanted(view, world=world, seats=seats)) is not None:
+        opened = dataclasses.replace(world, room=wish.room)
+        return _open(opened, cause=wish.cause, reason=wish.reason, judgement=judgement, planned=True)
     if seats.newcomers and seats.done:
         return Wait(reason="the job is finishing; newcomers wait for its end")
     room = len(world.seats) < view.limits.max_nodes

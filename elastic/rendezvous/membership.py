@@ -112,6 +112,7 @@ class Regroup:
     """Why this agent's generation is over. `planned`: workers finish their step first.
 
     `generation` is the newest one known; `left_out`: it was formed without this agent. `closed`: the job is over.
+    `ends`: workers save and end, since the job rests or there will be no seat for this agent.
     """
 
     cause: Cause
@@ -120,6 +121,7 @@ class Regroup:
     generation: int
     left_out: bool = False
     closed: bool = False
+    ends: bool = False
 
 
 def regroup_of(world: World | None, *, agent: str, generation: int) -> Regroup | None:
@@ -130,7 +132,8 @@ def regroup_of(world: World | None, *, agent: str, generation: int) -> Regroup |
     closed = world.phase is Phase.CLOSED
     if goes_on_in(world, agent=agent, after=generation):
         return Regroup(cause=world.cause, planned=False, reason=world.reason, generation=world.generation)
-    if world.generation != generation or world.seat_of(agent) is None:
+    seat = world.seat_of(agent)
+    if world.generation != generation or seat is None:
         return Regroup(
             cause=world.cause,
             planned=False,
@@ -141,7 +144,15 @@ def regroup_of(world: World | None, *, agent: str, generation: int) -> Regroup |
         )
     if world.phase is Phase.FORMED:
         return None
-    return Regroup(cause=world.cause, planned=world.planned, reason=world.reason, generation=generation, closed=closed)
+    no_seat = world.cause is Cause.SCALED and world.room <= seat.group_rank
+    return Regroup(
+        cause=world.cause,
+        planned=world.planned,
+        reason=world.reason,
+        generation=generation,
+        closed=closed,
+        ends=world.planned and (no_seat or world.cause is Cause.PAUSED),
+    )
 
 
 def goes_on_in(world: World, *, agent: str, after: int) -> bool:

@@ -206,6 +206,9 @@ class World:
     planned: bool = False
     direct: bool = False
     leaving: tuple[str, ...] = ()
+    room: int = 0
+    """Where a person wants another size: node ranks from here on save and end their workers."""
+    most_nodes: int = 0  # as torchrun or a person wanted it when this was formed
     left_out: tuple[LeftOut, ...] = ()
     cut: tuple[Cut, ...] = ()
     barred: tuple[Barred, ...] = ()

@@ -25,6 +25,8 @@ def decide(view: LeaderView, *, world: World, seats: Roster, now_s: float) -> Ve
     waiting = _await(view, world=world, seats=seats, now_s=now_s)
     if waiting is not None:
         return waiting
+    if view.paused and world.cause is Cause.PAUSED:
+        return Wait(reason=f"paused ({view.asked})")
     gathering = gather(view, seats=seats, now_s=now_s)
     judged = judgement(view, world=world, seats=seats, whole=_whole(seats) and not gathering.cut_off)
     if judged.exit_code is not None and judged.alone is None:
@@ -42,6 +44,8 @@ def decide(view: LeaderView, *, world: World, seats: Roster, now_s: float) -> Ve
     if len(gathering.joiners) < view.limits.min_nodes:
         return _too_few(view, gathering)
     reason = _reason(world, seats=seats, gathering=gathering, most=view.limits.max_nodes)
+    if world.cause is Cause.PAUSED:
+        reason = f"resumed ({view.asked}): {reason}"
     cause = _cause(view, world=world, seats=seats)
     return form(view, gathering=gathering, cause=cause, reason=reason, judgement=judged)
 
@@ -173,6 +177,7 @@ def form(
         cause=cause,
         reason=reason,
         direct=direct,
+        most_nodes=view.limits.max_nodes,
         left_out=_left_out(view, old=old, seats=seats),
         cut=cuts_after(old, view=view, gathering=gathering, seated={seat.agent for seat in seats}),
         barred=barred[-_MOST_BARRED:],
@@ -218,6 +223,9 @@ def _reason(world: World, *, seats: Roster, gathering: Gathering, most: int) -> 
         parts.append(f"{listed(new)} new")
     if gathering.cut_off:
         parts.append(_cut_words(gathering))
+    here = _agents(gathering.joiners) - {seat.agent for seat in taken}
+    if over := [seat for seat in seats.back if seat.agent in here]:
+        parts.append(f"{_nodes(over)} without a place")
     return "; ".join(parts)
 
 

@@ -61,11 +61,15 @@ class ProbeAnswer:
 class LeaderView:
     """World, members, and since when each fact holds. Mappings are by agent; never change one in place.
 
-    `leader` is the agent whose view this is; `cut_s` and `barred_s` since when each entry of the world's `cut` and
+    `leader` is the agent whose view this is. A person may have `resized` the limits, or want the job `paused`; `asked`
+    tells who and why (see wish.py). `cut_s` and `barred_s` since when each entry of the world's `cut` and
     `barred` stands there.
     """
 
     limits: Limits
+    resized: bool = False
+    paused: bool = False
+    asked: str = ""
     leader: str = ""
     world: World | None = None
     world_since_s: float = 0.0

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 from collections.abc import Callable
 
 from elastic.clock import Clock
 from elastic.errors import Preempted, StoreUnavailable
+from elastic.events import Cause
 from elastic.rendezvous import alike
 from elastic.rendezvous.election import Election
 from elastic.rendezvous.ending import ending_of, missed_generation, unheard_generation
@@ -20,6 +22,7 @@ from elastic.rendezvous.reaching import Reaching
 from elastic.rendezvous.registration import Registration
 from elastic.rendezvous.world_watch import WorldWatch
 
+_log = logging.getLogger(__name__)
 _POLL_S = 0.1
 
 
@@ -41,6 +44,9 @@ class Waiting:
         self._options, self._clock = options, clock
         self._registration, self._watch, self._election = registration, watch, election
         self._reaching, self._members, self._check = reaching, members, check
+        self._told_of_rest = False
+        self.rested_until_s = 0.0
+        """When the job was last seen to be paused: that time was not spent on agreeing."""
         self.seen_closed = 0
         """The generation that was over when this agent started; 0: none."""
 
@@ -68,13 +74,22 @@ class Waiting:
             if (newest := self._watch.world) is not None:
                 alike.check(self._registration.member, world=newest, members=self._members)
                 self._reaching.try_again(newest)
-                deadline_s = now_s + limit_s if newest.phase is Phase.FORMED else deadline_s
+                deadline_s = now_s + limit_s if newest.phase is Phase.FORMED or self._rests(newest) else deadline_s
             if now_s >= deadline_s:
                 trouble, least = self._registration.trouble, self._options.min_nodes
                 raise trouble or too_few_came(self._members, least=least, limit_s=limit_s)
             if patience.is_due(now_s):
                 self._election.suspect(among=nodes)
                 patience = patience.after(now_s)
+
+    def _rests(self, world: World) -> bool:
+        """Whether the job is paused: for as long as its owner likes."""
+        rests = world.phase is Phase.OPEN and world.cause is Cause.PAUSED
+        self.rested_until_s = self._clock.monotonic_s() if rests else self.rested_until_s
+        if rests and not self._told_of_rest:
+            _log.info("this job is paused: %s; `elastic resume` lets it go on", world.reason)
+        self._told_of_rest = rests
+        return rests
 
     def seated(self, *, after: int) -> World | None:
         """The world that this agent waits for, if it is there. What it was given and does not take, it ends: others

@@ -35,6 +35,7 @@ from elastic.session.source import DataSource, with_slots
 from elastic.session.staying import Staying
 from elastic.session.step import Step
 from elastic.session.stepping import Stepping
+from elastic.session.tracked import track
 from elastic.session.watched import watch
 from elastic.world import World
 
@@ -64,6 +65,7 @@ class Generations:
         self._identity = claim(save_path, job_id=world.job_id)
         self.report = Reporter(world=world, link=link, save_path=save_path, clock=clock)
         stack.callback(self.report.close)
+        self.report.tracking = track(settings, job_id=self._identity.job_id, emit=self.report, stack=stack)
         self._deals = settings.training.strategy is StrategyKind.FSDP2
         self.staying = Staying(link=link, allowed=settings.launch.rejoin)
 

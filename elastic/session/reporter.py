@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 from elastic.checkpoint.locating import local_dir
@@ -39,6 +40,8 @@ class Reporter:
         self._log_steps = log_steps
         self._told_lost = False
         self._told_step_s = float("-inf")
+        self.tracking: Callable[[Event], None] | None = None
+        """Told of each event of rank 0."""
         self.path = Path(world.events_path or Path(local_dir(save_path)) / "events" / f"{world.node}.jsonl")
         self._file = EventFile(self.path)
 
@@ -57,6 +60,8 @@ class Reporter:
         encoded = encode(record)
         self._append(encoded)
         self._link.send_event(encoded)
+        if self._world.rank == 0 and self.tracking is not None:
+            self.tracking(event)
         if self._world.rank == 0 and (line := self._line(event)):
             logger.info(line)
 

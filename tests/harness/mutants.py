@@ -9,6 +9,7 @@ from typing import Any
 from elastic.rendezvous import round_open, seating, view
 from elastic.rendezvous.fences import commit_fence, restore_fence, world_fence, world_write
 from elastic.rendezvous.model import MemberState
+from elastic.rendezvous.wish import NO_WISH, paused
 from tests.harness.search import at_work, beginning, forgotten, given, losing
 from tests.harness.search_state import State
 from tests.harness.search_writes import Rules
@@ -35,8 +36,12 @@ def _without(build: Callable[..., list], place: int) -> Callable[..., list]:
     return rest
 
 
-def _world_alone(keys: Any, *, text: str, formed: int | None) -> list:
+def _world_alone(keys: Any, *, text: str, formed: int | None, closed: bool) -> list:
     return world_write(keys, text=text, formed=None)
+
+
+def _wish_stays(keys: Any, *, text: str, formed: str | None, closed: bool) -> list:
+    return world_write(keys, text=text, formed=formed)
 
 
 def _one_more(world: Any, *, members: Any) -> int:
@@ -52,6 +57,11 @@ def _all_ask(member: Any, *, after: int = 0) -> bool:
 
 
 MUTANTS = (
+    Mutant(
+        name="a wish stays when the job is closed",
+        rules=Rules(world_write=_wish_stays, wishes=(paused(NO_WISH, reason=""),)),
+        breaks="what was wished of a job outlives it",
+    ),
     Mutant(
         name="the world's revision is not compared",
         rules=Rules(world_fence=_without(world_fence, 0)),

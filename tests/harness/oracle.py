@@ -96,7 +96,7 @@ class Oracle:
         here = {m.agent for m in joiners}
         kept = [seat.agent if seat.agent in here else "" for seat in (old.seats if old else ())]
         new = sorted((m for m in joiners if m.agent not in kept), key=lambda m: (_natural(m.node), m.agent))
-        queue = [m.agent for m in new][: self.max_nodes - sum(map(bool, kept))]
+        queue = [m.agent for m in new][: max(0, self.max_nodes - sum(map(bool, kept)))]
         filled = [agent or (queue.pop(0) if queue else "") for agent in kept]
         return [agent for agent in filled + queue if agent]
 

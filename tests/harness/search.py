@@ -149,10 +149,14 @@ def _check_settles(state: State, *, rules: Rules) -> None:
     world = end.store.world
     if world is not None and world.phase is Phase.CLOSED:
         lost = [agent for agent in live if not agent.told]
-    elif len(live) < rules.limits.min_nodes:
+    elif len(live) < (end.store.wish.min_nodes or rules.limits.min_nodes):
         lost = []
+    elif end.store.wish.paused and world is not None:
+        lost = [agent for agent in live if agent.running and not agent.told]
     else:
         lost = [agent for agent in live if not _placed(agent, end)]
+        if 0 < end.store.wish.max_nodes == len(live) - len(lost):
+            lost = []
         if world is None:
             # Who is done and hears of no end, ends: its final state is durable.
             lost = [agent for agent in lost if agent.member.state is not MemberState.DONE]

@@ -13,6 +13,7 @@ from elastic.rendezvous.kv import Aspect, Compare
 from elastic.rendezvous.model import Member, World
 from elastic.rendezvous.verdict import Close, Evict, Form, Open
 from elastic.rendezvous.view import LeaderView
+from elastic.rendezvous.wish import NO_WISH, Wish
 
 KEYS = Keys.of(prefix="/jobs", job_id="j")
 NAMES = ("a", "b", "c")
@@ -40,16 +41,18 @@ class Store(NamedTuple):
     generation: str = ""
     commit_revision: int = 0
     members: tuple[Registered | None, ...] = (None, None, None)
+    wish: Wish = NO_WISH
 
 
 class Term(NamedTuple):
-    """What an agent that believes that it leads knows: its own key, and what its two watches have told."""
+    """What an agent that believes that it leads knows: its own key, and what its watches have told."""
 
     created: int
     view: FrozenView
     world: World | None
     world_revision: int
     members: tuple[Registered | None, ...]
+    wish: Wish = NO_WISH
 
 
 class Pending(NamedTuple):

@@ -16,6 +16,7 @@ from elastic.rendezvous.membership import goes_on_in, regroup_of
 from elastic.rendezvous.model import FailureReport, Member, MemberState, Phase, ProbeResult, World
 from elastic.rendezvous.verdict import Evict, Probe, Wait
 from elastic.rendezvous.view import LeaderView, with_probes
+from elastic.rendezvous.wish import under
 from tests.harness.search_state import (
     NAMES,
     NOW_S,
@@ -63,6 +64,18 @@ def following(state: State, *, rules: Rules, most_faults: int) -> Iterator[Step]
     if state.faults < most_faults and state.newest > 0:
         known = all(agent.generation == state.newest for agent in state.agents if agent.up)
         yield "wipe", _wiped(state, blind=state.blind or not known)
+    if state.faults < most_faults and state.store.world is not None:
+        yield from _wishes(state, rules=rules)
+
+
+def _wishes(state: State, *, rules: Rules) -> Iterator[Step]:
+    """A person asks for something else than was asked for last."""
+    if state.store.world is None or state.store.world.phase is Phase.CLOSED:
+        return
+    for wish in rules.wishes:
+        if wish != state.store.wish:
+            store = state.store._replace(wish=wish)
+            yield f"ask-{wish.what}", state._replace(store=store, faults=state.faults + 1)
 
 
 def _wiped(state: State, *, blind: bool) -> State:
@@ -180,7 +193,7 @@ def _lead(state: State, place: int, *, rules: Rules) -> Iterator[Step]:
         oldest = min((found.created for found in store.members if found), default=0)
         if own is not None and own.created == oldest:
             view = LeaderView(limits=rules.limits, leader=NAMES[place])
-            new = Term(own.created, freeze(view), store.world, store.world_revision, store.members)
+            new = Term(own.created, freeze(view), store.world, store.world_revision, store.members, store.wish)
             yield "stand", put(state, place, term=new)
         return
     if (term.world, term.world_revision) != (store.world, store.world_revision) and rules.read_after_refusal:
@@ -188,6 +201,8 @@ def _lead(state: State, place: int, *, rules: Rules) -> Iterator[Step]:
     members = store.members
     if not rules.reset_after_gap:
         members = tuple(new or old for new, old in zip(store.members, term.members, strict=True))
+    if term.wish != store.wish:
+        yield "wish", put(state, place, term=term._replace(wish=store.wish))
     if term.members != members:
         yield "members", put(state, place, term=term._replace(members=members))
     if aged(term.view) != term.view:
@@ -203,7 +218,7 @@ def _decide(state: State, place: int, *, rules: Rules) -> State:
     """Look and decide; probes are answered at once. A write is left pending."""
     term = state.agents[place].term
     assert term is not None
-    blank = LeaderView(limits=rules.limits, leader=NAMES[place])
+    blank = under(LeaderView(limits=rules.limits, leader=NAMES[place]), limits=rules.limits, wish=term.wish)
     members = {name: found.member for name, found in zip(NAMES, term.members, strict=True) if found}
     view = rules.observe(thaw(term.view, blank=blank), world=term.world, members=members, now_s=NOW_S)
     verdict = rules.decide(view, now_s=NOW_S)

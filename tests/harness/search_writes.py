@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 
 from elastic.rendezvous import machine
 from elastic.rendezvous.fences import commit_fence, restore_fence, world_fence, world_write
-from elastic.rendezvous.kv import Compare, Entry, Op, Put
+from elastic.rendezvous.kv import Compare, Delete, Entry, Op, Put
 from elastic.rendezvous.model import Member
 from elastic.rendezvous.verdict import Close, Evict, Form, Open
 from elastic.rendezvous.view import LeaderView, Limits, observe
+from elastic.rendezvous.wish import NO_WISH, Wish
 from tests.harness.search_state import KEYS, NAMES, Asked, Pending, Registered, State, holds
 
 
@@ -39,6 +40,7 @@ class Rules:
     says_unsaid: bool = True
     knows_since: bool = True
     ends_first: bool = True
+    wishes: tuple[Wish, ...] = ()
 
 
 def put(state: State, place: int, **fields: object) -> State:
@@ -67,12 +69,16 @@ def write(state: State, place: int, *, pending: Pending, rules: Rules, answered:
         return state if still or not answered else put(state, place, term=None)
     _check_write(state, place, verdict=verdict, pending=pending)
     formed = verdict.world.token if isinstance(verdict, Form) else None
-    ops = rules.world_write(KEYS, text="", formed=formed)
+    ops = rules.world_write(KEYS, text="", formed=formed, closed=isinstance(verdict, Close))
     keys = {op.key for op in ops if isinstance(op, Put)}
     revision = store.revision + 1
     store = store._replace(revision=revision, world=verdict.world, world_revision=revision)
     if KEYS.generation in keys:
         store = store._replace(generation=verdict.world.token)
+    if any(isinstance(op, Delete) and op.key == KEYS.wish for op in ops):
+        store = store._replace(wish=NO_WISH)
+    if isinstance(verdict, Close) and store.wish != NO_WISH:
+        raise Violation("what was wished of a job outlives it")
     state = state._replace(store=store)
     if formed is not None:
         state = state._replace(newest=max(state.newest, verdict.world.generation), last=formed)

@@ -26,7 +26,7 @@ LAYERS = (  # Lowest first. A module may import its own layer and every one abov
         "activity",
         "stacks",
     },
-    {"checkpoint", "data", "rendezvous", "metrics"},
+    {"checkpoint", "data", "rendezvous", "metrics", "tracking"},
     {"distributed", "session"},
     {"loop", "launch", "history", "observe"},
     {"worker", "cli", "local", "demo", "__main__"},
@@ -41,6 +41,11 @@ IMPORTERS = {  # The only modules (or packages) that may import a library.
     "prometheus_client": ("metrics", "local"),
     "etcd3": ("rendezvous.etcd",),
     "grpc": ("rendezvous.etcd",),
+    "textual": ("observe.top_screen",),
+    "rich": ("observe.top_screen",),
+    "wandb": ("tracking.wandb_run",),
+    "mlflow": ("tracking.mlflow_run",),
+    "tensorboard": ("tracking.tensorboard_run",),
 }
 DEPENDENCIES = (
     "torch",

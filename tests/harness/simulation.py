@@ -10,6 +10,7 @@ from elastic.rendezvous.machine import decide
 from elastic.rendezvous.model import FailureReport, Member, MemberState, Phase, ProbeResult, World
 from elastic.rendezvous.verdict import Close, Evict, Form, Open, Probe, Verdict, Wait
 from elastic.rendezvous.view import LeaderView, Limits, observe, with_probes
+from elastic.rendezvous.wish import NO_WISH, Wish, under
 
 # A verdict that is done at once is followed by another; more than this in a row is a loop.
 _MOST_VERDICTS = 12
@@ -24,6 +25,7 @@ class Simulation:
         self.world: World | None = None
         self.members: dict[str, Member] = {}
         self.worlds: list[World] = []
+        self.wish: Wish = NO_WISH
         self.asked: tuple[str, ...] = ()
         self._seated: set[str] = set()
         self.on_verdict: Callable[[Verdict], None] = lambda _verdict: None
@@ -81,13 +83,14 @@ class Simulation:
 
     def wipe(self) -> None:
         """The store lost everything; members write their keys again, as finished with what they had."""
-        self.world = None
+        self.world, self.wish = None, NO_WISH
         self.change_leader()
 
     def settle(self) -> list[Verdict]:
         """Decide and do until nothing is left to do but wait or probe."""
         verdicts: list[Verdict] = []
         while len(verdicts) < _MOST_VERDICTS:
+            self._view = under(self._view, limits=self.limits, wish=self.wish)
             self._view = observe(self._view, world=self.world, members=self.members, now_s=self.now_s)
             verdict = decide(self._view, now_s=self.now_s)
             if isinstance(verdict, Probe) and verdict.agents == self.asked:
@@ -98,6 +101,8 @@ class Simulation:
                 case Open(world=world) | Form(world=world) | Close(world=world):
                     self.world = world
                     self.worlds.append(world)
+                    if isinstance(verdict, Close):
+                        self.wish = NO_WISH
                     if isinstance(verdict, Form):
                         self._seat(world)
                 case Evict(agents=agents):

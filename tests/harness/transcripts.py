@@ -5,8 +5,8 @@ A file holds blocks: command lines, `----`, the verdicts that follow, a blank li
 
 Commands: limits min=1 max=4 [first= late= planned= no_progress= bucket=] · join NODE [as=AGENT slots= root= ended=] ·
 back AGENT · fail AGENT [cause= step= signature= exit= committed= generation= local=] · lose AGENT · leave AGENT ·
-done AGENT · tick SECONDS · probe AGENT alive|refused|silent · cut AGENT[,AGENT] [OTHER …] · leader-change [AGENT] ·
-wipe
+done AGENT · scale MIN:MAX · pause · resume · tick SECONDS · probe AGENT alive|refused|silent ·
+cut AGENT[,AGENT] [OTHER …] · leader-change [AGENT] · wipe
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from elastic.rendezvous.model import ProbeResult
 from elastic.rendezvous.verdict import Close, Evict, Form, Open, Probe, Verdict
 from elastic.rendezvous.view import Limits
+from elastic.rendezvous.wish import paused, resumed, scaled
 from tests.harness.simulation import Simulation, report_of
 
 DIRECTORY = Path(__file__).parents[1] / "testdata" / "rendezvous"
@@ -70,6 +71,11 @@ def _run(simulation: Simulation, words: list[str]) -> None:
     elif verb == "cut":
         for agent in name.split(","):
             simulation.cut(agent, *words[2:])
+    elif verb == "scale":
+        low, high = name.split(":")
+        simulation.wish = scaled(simulation.wish, min_nodes=int(low), max_nodes=int(high), reason="asked by ann")
+    elif verb in ("pause", "resume"):
+        simulation.wish = {"pause": paused, "resume": resumed}[verb](simulation.wish, reason="asked by ann")
     elif verb == "wipe":
         simulation.wipe()
     else:

@@ -6,8 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from elastic.cli import main
 from elastic.clock import SYSTEM_CLOCK
 from elastic.errors import StoreRefused, StoreUnavailable
+from elastic.events import Cause
 from elastic.local.etcd import EtcdServer
 from elastic.rendezvous.etcd import EtcdStore
 from elastic.rendezvous.keys import Keys
@@ -159,3 +161,21 @@ def test_a_watch_of_what_is_forbidden_says_so(guarded, tmp_path):
     heard.wait_for(lambda: any("rights of that user" in reason for reason in heard.breaks))
     watch.cancel()
     store.close()
+
+
+def test_a_job_is_paused_by_whom_its_prefix_belongs_to_and_by_nobody_else(guarded, tmp_path, capsys):
+    options = login(guarded, tmp_path)
+    reach = {"endpoints": options.endpoints, "prefix": options.prefix, "job_id": options.job_id}
+    job = Job(lambda: EtcdStore(options), **reach)
+    conf = f"etcd_prefix=/teams/blue,user=blue,password_file={tmp_path / 'password'}"
+    command = ["pause", f"--rdzv-endpoint={guarded.endpoint}", f"--rdzv-conf={conf}"]
+    try:
+        (agent,) = job.start("a")
+        assert main([*command, "--rdzv-id=job2"]) != 0
+        assert "rights of that user" in capsys.readouterr().err
+        assert main(["pause", f"--rdzv-endpoint={guarded.endpoint}", "--rdzv-id=job"]) != 0
+        assert main([*command, "--rdzv-id=job"]) == 0
+        job.until(lambda: bool(agent.regroups), what="the pause")
+        assert agent.regroups[-1].cause is Cause.PAUSED
+    finally:
+        job.close()

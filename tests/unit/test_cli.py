@@ -85,6 +85,7 @@ def test_check_ignores_the_environment(run, monkeypatch, tmp_path):
         ["config", "check", "/nowhere.yaml"],
         ["config", "check", "a", "b"],
         ["config", "show", "--stepz", "4"],
+        ["config", "schema", "more"],
         ["docs", "nonsense"],
         ["docs", "metrics", "more"],
     ],

@@ -15,7 +15,12 @@ from elastic.errors import ConfigError
 
 SETTABLE = sorted(key for key in FIELDS if key != OPTIONS)
 # One of these values would break a rule between settings whatever is drawn for the others.
-FIXED = {"checkpoint.load_balanced": False, "checkpoint.no_save_optim": False, "job.target": "own.job:make"}
+FIXED = {
+    "tracking.to": "wandb",
+    "checkpoint.load_balanced": False,
+    "checkpoint.no_save_optim": False,
+    "job.target": "own.job:make",
+}
 
 
 def value_of(plain: Settings, key: str) -> object:

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from elastic.clock import ManualClock
-from elastic.events import Cause, Direction, Recovered, Rescaled, WorkerStarted, WorldFormed
+from elastic.events import Cause, Direction, Recovered, Rescaled, RoundOpened, WishHeard, WorkerStarted, WorldFormed
 from elastic.metrics import definitions as of
 from elastic.metrics.fold import Metrics
 from elastic.metrics.job_wide import FIRST_SHOWN_S
@@ -190,3 +190,15 @@ def test_two_hundred_generations_cost_no_series_and_no_bytes(two):
     assert {name: len(rows) for name, rows in after["values"].items()} == {
         name: len(rows) for name, rows in before["values"].items()
     }
+
+
+def test_how_many_nodes_are_wanted_follows_a_persons_wish_and_a_paused_job_is_not_to_train(two):
+    a, _b, _clock = two
+    target, active = ("elastic_target_nodes",), ("elastic_job_active",)
+    a.told(WishHeard(what="scale", min_nodes=1, max_nodes=3, reason="ann"))
+    assert (a.scrape()[target], a.scrape()[active]) == (3, 1)
+    a.told(RoundOpened(cause=Cause.PAUSED, reason="paused (ann)"))
+    assert a.scrape()[active] == 0
+    (formed,) = story.world("a", at_s=60.0, generation=2, cause=Cause.PAUSED)
+    a.told(dataclasses.replace(formed.event, most_nodes=2))
+    assert (a.scrape()[target], a.scrape()[active]) == (2, 1)

@@ -6,8 +6,10 @@ from collections import Counter
 import pytest
 
 from elastic.launch.stall import targets
+from elastic.rendezvous.control import ask
 from elastic.rendezvous.keys import Keys
 from elastic.rendezvous.memory import MemoryServer, MemoryStore
+from elastic.rendezvous.wish import scaled
 from tests.harness.agents import FakeAgent, Job
 
 NODES = 70
@@ -175,3 +177,21 @@ def know_each_other(agents: list[FakeAgent]) -> int:
 def world_text(server: MemoryServer, job: Job) -> str:
     keys = Keys.of(prefix=job.options.prefix, job_id=job.options.job_id)
     return MemoryStore(server).get(keys.world).value
+
+
+@pytest.mark.exhaustive
+def test_a_large_job_is_made_smaller_and_larger_again(job):
+    agents = [job.add(f"node{number}") for number in range(NODES)]
+    first = agree(job, agents, after=0)
+    options = job.options
+    keys = Keys.of(prefix=options.prefix, job_id=options.job_id)
+
+    def scale(nodes):
+        ask(agents[0].store, keys=keys, change=lambda w: scaled(w, min_nodes=nodes, max_nodes=nodes, reason="ann"))
+
+    scale(66)
+    second = agree(job, agents[:66], after=first)
+    job.until(lambda: all(agent.regroups for agent in agents[66:]), what="the word to those that have no seat")
+    assert [agent.regroups[0].ends for agent in agents] == [False] * 66 + [True] * 4
+    scale(NODES)
+    agree(job, agents, after=second)

@@ -45,6 +45,17 @@ def test_the_page_shows_what_is_printed(name):
     )
 
 
+def test_pictures_are_there_small_and_need_no_network():
+    named = set(re.findall(r"!\[[^\]]+\]\(pictures/([^)]+)\)", PAGE.read_text()))
+    found = {path.name: path for path in (PAGE.parent / "pictures").iterdir()}
+    assert named == set(found)
+    assert sum(path.stat().st_size for path in found.values()) < 300_000
+    for path in found.values():
+        if path.suffix == ".svg":
+            links = re.findall(r"(?:href|src|url)\W+(https?://[^\"')]+)", path.read_text())
+            assert not links, f"{path.name} asks {links}"
+
+
 if __name__ == "__main__":
     for name, block in BLOCKS.items():
         PAGE.write_text(put(PAGE.read_text(), name, block()))

@@ -9,20 +9,22 @@ import pytest
 
 from elastic.events import Cause
 from elastic.rendezvous.model import FailureReport, MemberState, Phase, ProbeResult, World
-from elastic.rendezvous.verdict import Form, Verdict
+from elastic.rendezvous.verdict import Form, Open, Verdict
 from elastic.rendezvous.view import Limits
+from elastic.rendezvous.wish import paused, resumed, scaled
 from tests.harness.oracle import Oracle
 from tests.harness.simulation import Simulation
 
 NODES = [f"node{number}" for number in (1, 2, 9, 10, 11, 20)]
 VERBS = ["join", "back", "fail", "lose", "leave", "cut", "heal", "tick", "probe", "rest", "leader", "wipe"]
 VERBS += ["join", "round", "round", "round", "cut round", "cut round", "mend", "mend", "rest", "die", "die"]
+VERBS += ["pause", "resume", "resume", "scale"]
 FEW, MANY = 150, 6000
 
 
 class Schedule:
     """One job, one seed. `formed` counts the worlds compared, `cuts` those that left somebody out for a cut, `direct`
-    those that were formed while their members were at work."""
+    those that were formed while their members were at work, `wished` the rounds that a person's wish opened."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -31,7 +33,7 @@ class Schedule:
         self.job = Simulation(self.limits)
         self.job.on_verdict = self._compare
         self.oracle = Oracle(min_nodes=low, max_nodes=self.limits.max_nodes)
-        self.leader, self.agents, self.formed, self.cuts, self.direct = "", 0, 0, 0, 0
+        self.leader, self.agents, self.formed, self.cuts, self.direct, self.wished = "", 0, 0, 0, 0, 0
 
     def run(self, events: int = 60) -> None:
         for _event in range(events):
@@ -40,9 +42,13 @@ class Schedule:
         self._calm()
 
     def _compare(self, verdict: Verdict) -> None:
+        if isinstance(verdict, Open) and verdict.world.cause in (Cause.PAUSED, Cause.SCALED):
+            self.wished += 1
         if not isinstance(verdict, Form):
             return
         old, new = self.job.world, verdict.world
+        assert not (self.job.wish.paused and old is not None and old.cause is Cause.PAUSED)
+        self.oracle.min_nodes, self.oracle.max_nodes = self._limits()
         members = list(self.job.members.values())
         if old is not None and old.phase is Phase.CLOSED:
             members = [member for member in members if member.seen_closed >= old.generation]
@@ -55,11 +61,22 @@ class Schedule:
             assert not self.oracle.must_be_heard(old, members)
         expected = self.oracle.next_world(old, leader=self.leader, **told)
         assert [seat.agent for seat in new.seats] == expected
-        assert len(expected) >= self.limits.min_nodes
+        assert len(expected) >= self.oracle.min_nodes
         self.oracle.formed(old, new=new, **told)
         self.formed += 1
         self.cuts += bool(new.cut)
         self.direct += new.direct
+
+    def _limits(self) -> tuple[int, int]:
+        wish = self.job.wish
+        return (wish.min_nodes, wish.max_nodes) if wish.max_nodes else (self.limits.min_nodes, self.limits.max_nodes)
+
+    def _wish(self, verb: str) -> None:
+        low = self.random.randint(1, 3)
+        wish = self.job.wish
+        if verb == "scale":
+            wish = scaled(wish, min_nodes=low, max_nodes=low + self.random.randint(0, 3), reason="ann")
+        self.job.wish = {"pause": paused, "resume": resumed}[verb](wish, reason="ann") if verb != "scale" else wish
 
     def _happen(self, verb: str) -> None:
         job, agent = self.job, self.random.choice([*self.job.members, ""])
@@ -79,6 +96,8 @@ class Schedule:
         elif verb == "mend":
             for name in job.members:
                 job.cut(name)
+        elif verb in ("pause", "resume", "scale"):
+            self._wish(verb)
         elif verb == "leader":
             self._new_leader(agent)
         elif verb == "wipe" and self.random.random() < 0.1:
@@ -141,6 +160,7 @@ class Schedule:
     def _calm(self) -> None:
         """Nothing goes wrong any more, all cuts are mended: every agent that wants a place gets one, up to the most."""
         job = self.job
+        self._wish("resume")
         for agent in [name for name, member in job.members.items() if member.state is not MemberState.JOINING]:
             job.lose(agent)
         for _round in range(6):
@@ -161,27 +181,29 @@ class Schedule:
         closed = world is not None and world.phase is Phase.CLOSED
         barred = {entry.agent for entry in world.barred} if world else set()
         waiting = {name for name in self.job.members if name not in barred}
-        if closed or len(waiting) < self.limits.min_nodes:
+        if closed or len(waiting) < self._limits()[0]:
             return
         assert world is not None
         assert world.phase is Phase.FORMED, world.reason
         placed = {seat.agent for seat in world.seats}
         assert placed <= waiting
-        assert len(placed) == min(len(waiting), self.limits.max_nodes), dataclasses.replace(world, failures=())
+        assert len(placed) == min(len(waiting), self._limits()[1]), dataclasses.replace(world, failures=())
 
 
 def compare(seeds: range) -> None:
-    formed = cuts = direct = 0
+    formed = cuts = direct = wished = 0
     for seed in seeds:
         schedule = Schedule(seed)
         try:
             schedule.run()
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error}") from error
+        wished += schedule.wished
         formed, cuts, direct = formed + schedule.formed, cuts + schedule.cuts, direct + schedule.direct
     assert formed > 2 * len(seeds)
     assert cuts > len(seeds) / 10
     assert direct > len(seeds) / 10, direct
+    assert wished > len(seeds) / 10, wished
 
 
 def test_some_schedules():

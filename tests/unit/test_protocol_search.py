@@ -10,6 +10,7 @@ from __future__ import annotations
 import pytest
 
 from elastic.rendezvous.view import Limits
+from elastic.rendezvous.wish import NO_WISH, paused, scaled
 from tests.harness.mutants import MUTANTS
 from tests.harness.search import at_work, beginning, forgotten, given, losing, search
 from tests.harness.search_steps import FAULTS
@@ -22,6 +23,13 @@ STARTS += [
     pytest.param(lambda: losing(Rules()), id="losing"),
 ]
 NOBODY_ASKED = Rules(limits=Limits(min_nodes=1, max_nodes=3, first_wait_s=1.0, ask_all_up_to=0))
+WISHES = (
+    NO_WISH,
+    paused(NO_WISH, reason=""),
+    scaled(NO_WISH, min_nodes=1, max_nodes=2, reason=""),
+    scaled(NO_WISH, min_nodes=3, max_nodes=3, reason=""),
+)
+WISHED = Rules(wishes=WISHES)
 STEPS = {"see", "enter", "end", "register", "prepare", "commit", "stand", "read", "members", "decide", "write", "time"}
 
 
@@ -38,6 +46,19 @@ def test_slice(start):
         search(start(), rules=Rules(), depth=10, most_faults=2, most_states=5000, settle_each=25), at_least=5000
     )
     assert {"crash", "lose-lease"} <= set(fired)
+
+
+def test_slice_with_wishes():
+    """A person makes the job smaller or larger, pauses it, and takes that back."""
+    found = search(at_work(WISHED), rules=WISHED, depth=10, most_faults=2, most_states=5000, settle_each=10)
+    assert {"ask-pause", "ask-scale", "wish"} <= set(check(found, at_least=5000))
+
+
+@pytest.mark.exhaustive
+def test_all_wishes_of_a_generation_at_work():
+    found = search(at_work(WISHED), rules=WISHED, depth=10, most_faults=2, most_states=200_000, settle_each=50)
+    fired = check(found, at_least=200_000)
+    assert {"ask-pause", "ask-scale", "ask-resume", "wish", "end", "crash", "break"} <= set(fired)
 
 
 @pytest.mark.exhaustive

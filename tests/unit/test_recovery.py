@@ -45,6 +45,17 @@ def watch_at(step):
 
 
 class TestWatch:
+    def test_how_long_a_paused_job_rested_is_no_part_of_its_recovery(self):
+        watch = watch_at(30)
+        watch.fault(Cause.PAUSED, generation=1, now_s=10.0)
+        watch.formed(now_s=5000.0)
+        watch.restored(restored(30))
+        found = watch.committed(committed(31), generation=2, now_s=5002.0)
+        assert (found.cause, found.seconds, found.lost_steps) == (Cause.PAUSED, 2.0, 0)
+        watch.fault(Cause.NODE_LOST, generation=2, now_s=6000.0)
+        watch.formed(now_s=6001.0)
+        assert watch.committed(committed(32), generation=3, now_s=6003.0).seconds == 3.0
+
     def test_a_fault_costs_the_time_to_the_next_step_and_what_was_not_saved(self):
         watch = watch_at(30)
         watch.fault(Cause.WORKER_SIGNAL, generation=1, now_s=10.0)

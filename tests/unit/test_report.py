@@ -90,6 +90,18 @@ def test_a_fault_during_a_recovery_is_one_incident_and_the_last_words_of_a_gener
     assert fault.stages[0].stop_s == pytest.approx(2.5), "agreeing lasts until the world that made the step"
 
 
+def test_how_long_a_paused_job_rested_is_no_part_of_a_recovery():
+    run = [each for each in story.with_a_kill() if each.time_s <= 113.0]
+    run.append(story.record(events.RoundOpened(cause=Cause.PAUSED, reason="paused (ann)"), at_s=113.2))
+    run += story.world("a", "b", at_s=9000.0, generation=2, cause=Cause.PAUSED)
+    run += story.begun("a", "b", at_s=9000.2, generation=2, iteration=10, tier="disk")
+    run += story.step(11, "a", "b", at_s=9003.5, generation=2)
+    told = chronicle(run)
+    resumed = told.incidents[-1]
+    assert (resumed.cause, resumed.seconds) == ("paused", pytest.approx(3.5))
+    assert told.spent_s["paused"] == pytest.approx(8886.8)
+
+
 def test_a_curve_of_any_length_stays_small_and_keeps_its_extremes():
     curve = Curve(most=100)
     for x in range(100_000):

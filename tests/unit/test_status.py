@@ -10,6 +10,7 @@ from elastic.clock import ManualClock
 from elastic.events import Cause, Outcome
 from elastic.local.follow import Follower
 from elastic.observe import words
+from elastic.observe.ledger import Ledger
 from elastic.observe.screen import screen
 from elastic.observe.status import State, StatusFold
 from tests.harness import story
@@ -259,3 +260,22 @@ def test_a_place_without_events_is_a_wrong_use(run, argv, tmp_path):
     code, out, err = run(*argv, str(tmp_path))
     assert (code, out) == (64, "")
     assert "events" in err or "--interval" in err
+
+
+def test_a_job_that_is_paused_is_not_silent_and_its_time_is_told_apart():
+    asked = events.WishHeard(what="pause", min_nodes=0, max_nodes=0, reason="asked by ann")
+    opened = events.RoundOpened(cause=Cause.PAUSED, reason="paused (asked by ann): finish the step and save first")
+    run = [each for each in story.with_a_kill() if each.time_s <= 112.0]
+    run += [story.record(asked, at_s=112.1), story.record(opened, at_s=112.2), *story.step(11, "a", at_s=112.5)]
+    status = at(run, 9999.0)
+    assert (status.state, status.eta_s) == (State.PAUSED, None)
+    assert "PAUSED for 2 h 44 min: paused (asked by ann)" in dict(screen(status))["state"]
+    assert words.sentence(asked) == "asked to pause: asked by ann"
+    wished = events.WishHeard(what="scale", min_nodes=1, max_nodes=3, reason="night")
+    assert words.sentence(wished) == "asked to have 1 to 3 nodes: night"
+    found = StatusFold()
+    ledger = Ledger(found)
+    for each in [*run, story.record(asked, at_s=5000.0)]:
+        ledger.apply(each)
+        found.apply(each)
+    assert ledger.spent_s()["paused"] > 4800

@@ -112,6 +112,17 @@ def test_waiting_for_nodes_and_the_end():
     assert (book.spent["waiting"], book.spent["idle"]) == (4, 4)
 
 
+def test_a_paused_job_is_told_apart_and_its_last_step_was_not_in_vain():
+    book = begun()
+    book.book.ended(9.5)
+    book.tell(story.record(RoundOpened(cause=Cause.PAUSED, reason="r"), at_s=9.6), *story.step(4, "a", at_s=10.0))
+    book.tell(*story.world("a", at_s=5000.0, generation=2, cause=Cause.PAUSED))
+    book.tell(*story.begun("a", at_s=5000.0, generation=2, iteration=4), *story.step(5, "a", at_s=5003.0, generation=2))
+    assert book.spent["paused"] == pytest.approx(4990.4)
+    assert book.spent["recompute"] == 0
+    assert sum(book.spent.values()) == pytest.approx(5003.0)
+
+
 def test_a_book_goes_on_from_another_ones():
     book = begun()
     book.book.adopt(state="restore", gap_s=3.0, furthest=40, patience_s=15.0)

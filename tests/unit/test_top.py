@@ -1,0 +1,83 @@
+"""`elastic top`: the whole run on a terminal, as text without one, as JSON; what is shown follows the records."""
+
+import asyncio
+import json
+
+import pytest
+
+from elastic import events
+from elastic.cli import main, top_command
+from elastic.clock import ManualClock
+from elastic.local.follow import Follower
+from elastic.observe.watching import Watching
+from tests.harness import story
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    story.write(tmp_path, story.with_a_kill())
+    return tmp_path
+
+
+def watch(records):
+    watching = Watching()
+    for each in records:
+        watching.apply(each)
+    return watching
+
+
+def test_without_a_terminal_it_is_text_with_the_latest_events(run_dir, capsys):
+    assert main(["top", str(run_dir)]) == 0
+    out = capsys.readouterr().out
+    assert "node c" in out
+    assert "recovered from peer_lost in 4.00 s by refork" in out
+    assert "\x1b" not in out
+
+
+def test_as_json(run_dir, capsys):
+    assert main(["top", str(run_dir), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["status"]["world_size"] == 2
+    assert len(told["losses"]) > 5
+    assert told["told"] == len(told["events"])
+
+
+def test_wrong_arguments_are_told(run_dir, tmp_path):
+    assert main(["top", str(run_dir), "--interval=0"]) == 64
+    assert main(["top", str(tmp_path / "nothing")]) == 64
+
+
+def test_steps_are_losses_and_everything_else_is_told():
+    run = story.with_a_kill()
+    seen = watch(run).watched(now_s=130.0, goal_samples=960)
+    assert len(seen.losses) == len([each for each in run if each.rank == 0 and each.event.kind == "step_committed"])
+    assert not any("step_committed" in line for line in seen.events)
+
+
+def test_the_screen_shows_what_happens_and_ends_with_q(run_dir):
+    textual = pytest.importorskip("textual", reason="not run: textual is not installed")
+    from elastic.observe.top_screen import TopApp
+
+    async def drive():
+        clock = ManualClock(130.0)
+        with Follower(run_dir / "events") as follower:
+            app = TopApp(top_command.looker(str(run_dir), follower, clock=clock), interval_s=3600)
+            async with app.run_test(size=(120, 50)) as pilot:
+                await pilot.pause()
+                before = app.export_screenshot()
+                asked = events.LeaveAsked(source="drain", reason="[red]new disk")
+                story.write(run_dir, [story.record(asked, at_s=131.0, node="b", generation=2)])
+                clock.now_s = 133.0
+                app.show()
+                await pilot.pause()
+                after = app.export_screenshot()
+                await pilot.press("q")
+        return before, after, app.return_code
+
+    before, after, code = asyncio.run(drive())
+    assert "TRAINING" in before
+    assert "its&#160;lease&#160;ended" in before
+    assert "[red]new" not in before
+    assert "asked&#160;to&#160;leave&#160;(drain):&#160;[red]new&#160;disk" in after, "text of others is no markup"
+    assert code == 0
+    assert textual.__version__
