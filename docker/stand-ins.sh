@@ -11,6 +11,7 @@ command -v mmdebstrap >/dev/null || {
 }
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+# shellcheck disable=SC2016  # mmdebstrap puts the directory in place of $1
 mmdebstrap --quiet --variant=minbase --include=etcd-server,etcd-client,prometheus,prometheus-alertmanager \
   --customize-hook='ln -s prometheus-alertmanager "$1/usr/bin/alertmanager"' bookworm "$work/root.tar"
 "$here/engine.sh" podman import --quiet \

@@ -172,3 +172,17 @@ def _inner(model: Any) -> Any:
         if typing.get_origin(option) in (list, dict):
             return typing.get_args(option)[-1]
     return None
+
+
+def write_all(target: Path) -> None:
+    """Every overlay, and alerts and dashboard as resources, each as one file."""
+    target.mkdir(parents=True, exist_ok=True)
+    for overlay in OVERLAYS:
+        (target / f"{overlay}.yaml").write_text(yaml.safe_dump_all(render(overlay), sort_keys=False))
+    command = [sys.executable, str(KUBERNETES / "monitoring" / "resources.py")]
+    made = subprocess.run(command, capture_output=True, text=True, check=True)
+    (target / "monitoring.yaml").write_text(made.stdout)
+
+
+if __name__ == "__main__":
+    write_all(Path(sys.argv[1]))
