@@ -46,6 +46,7 @@ class Pods:
             # What is left to the kubelet: probes by name of a port, and references to variables.
             container.pop("livenessProbe", None)
             container.pop("readinessProbe", None)
+            container.pop("ports", None)  # podman would take them from this machine
             variables = {
                 each["name"]: values.get(each["name"], each.get("value", "")) for each in container.get("env", ())
             }
