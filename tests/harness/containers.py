@@ -48,6 +48,14 @@ def compose_tool() -> str:
     return found
 
 
+def events_in(volume: Path) -> Path:
+    """The run's events in a volume that nodes write to: there before anybody follows them, and the nodes' own."""
+    path = volume / "events"
+    path.mkdir(exist_ok=True)
+    os.chown(path, 10001, 0)
+    return path
+
+
 class Composed:
     """A project of the compose file, without Grafana, which only its own image brings."""
 

@@ -14,7 +14,7 @@ from elastic.clock import SYSTEM_CLOCK
 from elastic.data.audit import account
 from elastic.events import Record, StepCommitted, WorldFormed, read_records
 from elastic.local.follow import Follower
-from tests.harness.containers import IMAGE, STAND_INS, Composed, require
+from tests.harness.containers import IMAGE, STAND_INS, Composed, events_in, require
 
 pytestmark = [pytest.mark.integration, pytest.mark.exhaustive]
 
@@ -77,7 +77,7 @@ def test_killed_cut_off_and_frozen_nodes_of_four(project: Composed) -> None:
         host = project.inspect(node)["HostConfig"]
         assert host["ReadonlyRootfs"]
         assert project.podman("top", project.name(node), "user", "capeff").split()[2:4] == ["10001", "none"]
-    events = project.volume("checkpoint") / "events"
+    events = events_in(project.volume("checkpoint"))
     with Follower(events) as run:
         steps_at(run, 4, more=20, limit_s=120)
 

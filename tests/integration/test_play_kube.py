@@ -16,7 +16,7 @@ from elastic.data.audit import account
 from elastic.errors import ExitCode
 from elastic.events import Record, StepCommitted, read_records
 from elastic.local.follow import Follower
-from tests.harness.containers import IMAGE, STAND_INS, engine, require
+from tests.harness.containers import IMAGE, STAND_INS, engine, events_in, require
 from tests.harness.manifests import pod_templates, render
 
 pytestmark = [pytest.mark.integration, pytest.mark.exhaustive]
@@ -57,6 +57,10 @@ class Pods:
         for volume in pod["spec"]["volumes"]:
             if "persistentVolumeClaim" in volume:
                 volume["persistentVolumeClaim"]["claimName"] = CLAIM
+        # podman gives all pods that name an empty directory alike the same one.
+        mine = {each["name"]: f"{name}-{each['name']}" for each in pod["spec"]["volumes"]}
+        for each in (*pod["spec"]["volumes"], *pod["spec"]["containers"][0]["volumeMounts"]):
+            each["name"] = mine[each["name"]]
         file = self._directory / f"{name}.yaml"
         file.write_text(yaml.safe_dump(pod))
         self._names.append(name)
@@ -77,7 +81,9 @@ class Pods:
     def end(self) -> None:
         for name in self._names:
             engine("podman", "pod", "rm", "-f", "-t", "1", name, check=False)
-        engine("podman", "volume", "rm", "-f", CLAIM, check=False)
+        volumes = engine("podman", "volume", "ls", "-q").split()
+        mine = [each for each in volumes if each == CLAIM or each.startswith(tuple(f"{name}-" for name in self._names))]
+        engine("podman", "volume", "rm", "-f", *mine, check=False)
 
 
 def _filled(text: str, values: dict[str, str]) -> str:
@@ -125,8 +131,8 @@ def test_pods_train_leave_in_order_are_killed_and_come_back(pods: Pods) -> None:
         assert found["Config"]["User"].startswith("10001")
         assert found["HostConfig"]["ReadonlyRootfs"]
         assert found["EffectiveCaps"] in (None, [])
-    mount = Path(engine("podman", "volume", "inspect", "-f", "{{.Mountpoint}}", CLAIM).strip())
-    with Follower(mount / "events") as run:
+    events = events_in(Path(engine("podman", "volume", "inspect", "-f", "{{.Mountpoint}}", CLAIM).strip()))
+    with Follower(events) as run:
         steps_of(run, 3, more=20, limit_s=120)
         with urllib.request.urlopen(f"http://{pods.address(names[0])}:9400/readyz", timeout=5) as answer:
             assert answer.status == 200
@@ -143,6 +149,6 @@ def test_pods_train_leave_in_order_are_killed_and_come_back(pods: Pods) -> None:
         for name in names[1:]:
             engine("podman", "pod", "stop", "-t", str(grace_s), name)
             assert pods.container(name)["State"]["ExitCode"] == ExitCode.PREEMPTED
-    result = account(read_records(mount / "events"), order=None)
+    result = account(read_records(events), order=None)
     assert not result.problems, result.problems
     assert (result.used_twice, result.never_used) == (0, 0)
