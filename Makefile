@@ -5,9 +5,18 @@ VENV := .venv
 PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
+# The image, and what it is built on; where no image registry is reached: make base-image, then
+# make image BASE_IMAGE=localhost/python-base:3.11-bookworm
+IMAGE ?= localhost/elastic:dev
+BASE_IMAGE ?= docker.io/library/python:3.11-slim-bookworm
+STAND_INS := localhost/stand-ins:dev
+COMPOSE = docker/engine.sh $(abspath $(VENV)/bin/podman-compose) -f deploy/compose/compose.yaml
+NODE ?= 2
+
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-all transcripts tables pictures demo bench-recovery bench-rendezvous bench-checkpoint \
-  bench-data bench-exact bench-overhead bench-goodput lint types clean
+.PHONY: help setup test test-all transcripts tables pictures demo bench-recovery bench-rendezvous \
+  bench-checkpoint bench-data bench-exact bench-overhead bench-goodput lint types clean \
+  base-image image stand-ins lock sbom image-test up kill down compose-test slurm-test kube-test manifests certificates
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -63,6 +72,51 @@ bench-overhead: setup  ## what the whole system costs a step, beside a bare DDP 
 
 bench-goodput: setup  ## what is left of ten minutes in which workers, nodes and etcd fail one after the other
 	@$(PY) -m tests.bench.goodput
+
+image: setup  ## build the image that all containers run (IMAGE, BASE_IMAGE)
+	@PYTHON=$(PY) docker/image.sh $(IMAGE) $(BASE_IMAGE)
+
+base-image:  ## make a base for it from Debian's packages, where no image registry is reached
+	@docker/base.sh localhost/python-base:3.11-bookworm
+
+stand-ins:  ## make an image of Debian's etcd, Prometheus and Alertmanager, where no image registry is reached
+	@docker/stand-ins.sh $(STAND_INS)
+
+lock: setup  ## write docker/requirements.lock anew, with hashes, from what constraints.txt pins
+	@$(PY) -m piptools --version >/dev/null 2>&1 || { echo "make: pip install pip-tools" >&2; exit 69; }
+	@$(PY) -m piptools compile --quiet --allow-unsafe --generate-hashes --strip-extras --no-emit-index-url \
+	  --no-emit-find-links --no-header --no-annotate --output-file docker/requirements.lock docker/requirements.in
+
+sbom: setup  ## list what the image holds as a CycloneDX bill of materials, in build/sbom.json
+	@command -v $(VENV)/bin/cyclonedx-py >/dev/null || { echo "make: pip install cyclonedx-bom" >&2; exit 69; }
+	@mkdir -p build && $(VENV)/bin/cyclonedx-py requirements docker/requirements.lock --output-file build/sbom.json
+
+image-test: setup  ## run the image: without rights, as a random user, with its root read-only
+	@$(PY) -m pytest -m "" tests/integration/test_image_run.py $(ARGS)
+
+up: setup  ## four nodes, etcd, Prometheus, Alertmanager and Grafana in containers (SERVICES: only these)
+	@$(COMPOSE) up -d $(SERVICES)
+
+kill: setup  ## kill one node of them: make kill NODE=2; make up brings it back
+	@$(COMPOSE) kill -s KILL node$(NODE)
+
+down: setup  ## end them all, and delete their checkpoints
+	@$(COMPOSE) down -v
+
+compose-test: setup  ## the same in a test: a node killed, one cut off, one frozen, and all counted
+	@$(PY) -m pytest -m "" tests/integration/test_compose.py $(ARGS)
+
+slurm-test: setup  ## the sbatch script on a Slurm of four daemons: preempted, warned, queued again
+	@$(PY) -m pytest -m "" tests/integration/test_slurm.py $(ARGS)
+
+kube-test: setup  ## the pods of the manifests by `podman play kube`
+	@$(PY) -m pytest -m "" tests/integration/test_play_kube.py $(ARGS)
+
+manifests: setup  ## write all overlays for Kubernetes, the alerts and the dashboard to build/manifests
+	@$(PY) -m tests.harness.manifests build/manifests
+
+certificates:  ## print the secrets for etcd in Kubernetes, made by openssl
+	@deploy/kubernetes/certificates/make.sh
 
 lint: setup  ## check style
 	@$(PY) -m ruff check .

@@ -9,7 +9,8 @@
     │   └── NumericsDiffer       64  numerics: exact, and this node would compute other bits: the others do without it
     ├── StoreError               75  the key-value store (etcd)
     │   ├── StoreUnavailable     75  not reachable within the limit; a later start may succeed
-    │   └── StoreRefused         64  it answered and said no: credentials, permission
+    │   ├── StoreRefused         64  it answered and said no: credentials, permission
+    │   └── VersionsDiffer       64  the run's agents speak another protocol or have another torch
     ├── CheckpointError          70  saving or restoring
     │   ├── CheckpointDamaged    70  a file that is not what its manifest says
     │   └── NothingToRestore     64  load_path holds nothing that can be restored
@@ -109,6 +110,13 @@ class StoreRefused(StoreError):
     """The store answered and refused: wrong user, wrong password, no permission."""
 
     exit_code = ExitCode.USAGE
+
+
+class VersionsDiffer(StoreError):
+    """Agents of another version are at work in this run, and this one would not understand them."""
+
+    exit_code = ExitCode.USAGE
+    node_local = True
 
 
 class CheckpointError(ElasticError):

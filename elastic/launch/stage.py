@@ -35,6 +35,7 @@ from elastic.launch.signals import LeaveSignals
 from elastic.launch.stall_watch import StallWatch
 from elastic.launch.telemetry import Telemetry, Who
 from elastic.launch.torch_details import take_signals
+from elastic.launch.trainer_status import tell_trainer
 from elastic.launch.words import Words
 from elastic.lease import LeasePage
 from elastic.lifetime import AGENT_PID
@@ -139,6 +140,10 @@ class Stage:
         self._stack.callback(self._restore_environ)
         self._output = self._open_output(slots)
         exporter = self._telemetry.start(self._stack)
+        training, leads = self._settings.training, lambda: self.coordinator.is_leader
+        goal = training.steps * training.global_batch_size
+        told = self._telemetry.metrics
+        tell_trainer(os.environ, source=told, leads=leads, goal_samples=goal, clock=self.clock, stack=self._stack)
         self.observer.emit(
             AgentStarted(
                 job_id=self.handler.get_run_id(),

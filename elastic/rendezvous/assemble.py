@@ -28,6 +28,7 @@ from elastic.rendezvous.kv import KeyValueStore
 from elastic.rendezvous.lease_keeper import KeeperProcess
 from elastic.rendezvous.options import RendezvousOptions
 from elastic.rendezvous.parameters import options_from
+from elastic.rendezvous.speech import spoken
 from elastic.rendezvous.timed import OnRequest, TimedStore
 from elastic.rendezvous.torch_store import TorchStores
 
@@ -75,6 +76,7 @@ def assemble(
         address=options.local_address or address_towards(options.endpoints),
         fingerprint=f"elastic {__version__}, torch {torch.__version__}, python {platform.python_version()}",
         numerics=numerics,
+        speaks=spoken(torch.__version__),
         root_generation=root_generation,
         named=named,
     )

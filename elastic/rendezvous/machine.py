@@ -18,7 +18,7 @@ from elastic.rendezvous.direct import form_directly, unasked
 from elastic.rendezvous.gathering import complaints, gather, rested, welcome
 from elastic.rendezvous.model import FailureReport, Member, Phase, ProbeResult, Seat, World
 from elastic.rendezvous.verdict import Close, Open, Probe, Verdict, Wait
-from elastic.rendezvous.view import LeaderView, Roster, asks, roster
+from elastic.rendezvous.view import LeaderView, Roster, asks, roster, understood
 from elastic.rendezvous.wanted import is_at_rest, wanted
 from elastic.rendezvous.wording import listed
 
@@ -51,9 +51,8 @@ def decide(view: LeaderView, *, now_s: float) -> Verdict:
 
 def _start(view: LeaderView, *, closed: World | None, now_s: float) -> Verdict:
     """A first start, or one after the job was closed: then only agents that came after it take part."""
-    joiners = tuple(
-        member for member in view.members.values() if asks(member) and (not closed or _came_after(member, closed))
-    )
+    asking = (m for m in view.members.values() if asks(m) and (not closed or _came_after(m, closed)))
+    joiners = understood(view, asking, world=None)
     if not joiners:
         over = f"generation {closed.generation} is closed and no agent" if closed else "no agent"
         return Wait(reason=f"{over} asks to start")

@@ -17,7 +17,7 @@ class AgentIdentity:
 
     `address` is where other nodes reach this one; `slots` its number of workers; `root_generation` the newest
     generation that the checkpoint root has seen. `named`: the node's name was given, so that no other may bear it.
-    `numerics` tells how its workers compute, where that must be alike.
+    `numerics` tells how its workers compute, where that must be alike; `speaks`, whom it understands (versions.py).
     """
 
     agent: str
@@ -27,6 +27,7 @@ class AgentIdentity:
     exporter: str = ""
     fingerprint: str = ""
     numerics: str = ""
+    speaks: str = ""
     root_generation: int = 0
     named: bool = False
 
@@ -188,6 +189,7 @@ def first_member(identity: AgentIdentity) -> Member:
         exporter=identity.exporter,
         fingerprint=identity.fingerprint,
         numerics=identity.numerics,
+        speaks=identity.speaks,
         root_generation=identity.root_generation,
     )
 

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from elastic.errors import StoreError
 from elastic.events import Cause, Outcome
+from elastic.rendezvous import speech
 
 _Made = TypeVar("_Made")
 
@@ -111,6 +112,7 @@ class Member:
     fingerprint: str = ""
     numerics: str = ""
     """How its workers compute, where that must be alike (see alike.py)."""
+    speaks: str = ""  # see versions.py
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,6 +223,7 @@ class World:
     apart: Apart | None = None
     numerics: str = ""
     """What its members had in common when it was formed; "": nothing that matters."""
+    speaks: str = ""
 
     @property
     def nodes(self) -> int:
@@ -344,6 +347,7 @@ class _Reading:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, KeyError | TypeError | ValueError | AttributeError):
+            speech.complain(self._text, what=self._what)
             raise StoreError(
                 f"the {self._what} key holds {self._text[:120]!r}, which is not a {self._what} of this version "
                 f"({type(error).__name__}: {error}); another program may use the same prefix and job id"

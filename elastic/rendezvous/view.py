@@ -7,10 +7,10 @@ keys, so waits begin again; nothing else is lost with a leader.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from elastic.rendezvous import alike
+from elastic.rendezvous import alike, versions
 from elastic.rendezvous.model import Barred, Cut, Member, MemberState, ProbeResult, Seat, World
 
 _LONGER_S = 30.0
@@ -129,7 +129,7 @@ def roster(view: LeaderView) -> Roster:
     """Sort the seats of the present world, and the members that ask for one."""
     world = view.world
     if world is None:
-        return Roster(newcomers=tuple(m for m in view.members.values() if asks(m)))
+        return Roster(newcomers=understood(view, (m for m in view.members.values() if asks(m)), world=None))
     groups: dict[str, list[Seat]] = {name: [] for name in ("active", "back", "leaving", "left", "done", "gone")}
     for seat in world.seats:
         groups[_standing(view, world, seat)].append(seat)
@@ -141,8 +141,15 @@ def roster(view: LeaderView) -> Roster:
         for member in view.members.values()
         if member.agent not in no_more and asks(member, after=out.get(member.agent, 0))
     )
+    newcomers = understood(view, newcomers, world=world)
     newcomers = alike.fitting(newcomers, world=world, here=view.members.keys())
     return Roster(newcomers=newcomers, **{name: tuple(seats) for name, seats in groups.items()})
+
+
+def understood(view: LeaderView, newcomers: Iterable[Member], *, world: World | None) -> tuple[Member, ...]:
+    """Those whose version may be in this world, or in the first one of a start."""
+    leader = view.members.get(view.leader)
+    return versions.fitting(newcomers, world=world, here=view.members.keys(), leader=leader)
 
 
 def asks(member: Member, *, after: int = 0) -> bool:

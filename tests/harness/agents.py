@@ -58,9 +58,16 @@ class FakeAgent:
         slots: int = 1,
         named: bool = False,
         numerics: str = "",
+        speaks: str = "",
     ) -> None:
         identity = AgentIdentity(
-            agent=uuid.uuid4().hex, node=node, address="127.0.0.1", slots=slots, named=named, numerics=numerics
+            agent=uuid.uuid4().hex,
+            node=node,
+            address="127.0.0.1",
+            slots=slots,
+            named=named,
+            numerics=numerics,
+            speaks=speaks,
         )
         self.node, self.store, self._news = node, store, news
         self.coordinator = Coordinator(

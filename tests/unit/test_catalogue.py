@@ -9,7 +9,10 @@ from tests.harness.catalogue import faults
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("page", [ROOT / "docs" / "cases-checkpoint.md"], ids=lambda each: each.name)
+PAGES = [ROOT / "docs" / name for name in ("cases-checkpoint.md", "cases-deploy.md", "security.md")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda each: each.name)
 def test_every_case_names_tests_that_are_there(page):
     assert faults(page, root=ROOT) == []
 
