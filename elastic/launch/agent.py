@@ -11,7 +11,6 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Callable, Collection
 from typing import Any, NoReturn
 
 from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerSpec, WorkerState
@@ -30,14 +29,14 @@ from elastic.events import (
     WorkerStarted,
     WorkerStayed,
 )
-from elastic.launch import keeping
 from elastic.launch.exits import Ending, Verdict, WorkerExit, cause_of, describe, fault_of, judge, staying_as
 from elastic.launch.forked import path_of
+from elastic.launch.keeping import keep, let_end
 from elastic.launch.processes import Process, WorkerProcesses
 from elastic.launch.stage import Stage
 from elastic.launch.stall import kill_stopped
 from elastic.launch.stall_watch import Finding
-from elastic.launch.starting import Starter
+from elastic.launch.starting import Starter, workers_of
 from elastic.launch.torch_details import handler_with, take_starts
 from elastic.link import Control
 from elastic.rendezvous.errors import JobClosed
@@ -141,7 +140,7 @@ class Agent(LocalElasticAgent):
 
     def _start_generation(self, membership: Membership) -> None:
         group: Any = self._worker_group  # torch declares its fields None and fills them later
-        group.workers = _workers_of(membership, group.spec)
+        group.workers = workers_of(membership, group.spec)
         group.store = membership  # only to be there: the ranks were agreed through etcd
         group.group_rank = membership.seat.group_rank
         group.group_world_size = membership.world.nodes
@@ -290,37 +289,17 @@ class Agent(LocalElasticAgent):
         until_s = self._stage.clock.monotonic_s() + self._grace_s
         if self._workers is not None:
             self._stage.server.ask_all(Control.LEAVE)
-            self._let_end(self._workers, until_s, staying=lambda: self._stage.staying)
+            let_end(self._stage, self._workers, until_s=until_s, staying=lambda: self._stage.staying)
             ended = [self._exit_of(local_rank).meant for local_rank in self._workers.ended]
             if not self._workers.left and all(meant == ExitCode.DONE for meant in ended):
                 self._end(Outcome.SUCCEEDED, ExitCode.DONE, "the run finished while leaving")
             if self._workers.left:
-                self._keep(self._workers, until_s)
+                keep(self._stage, self._workers, until_s=until_s)
         elif self._starter.kept:
             waiting = WorkerProcesses(self._starter.kept, wake=self._stage.wake, clock=self._stage.clock)
-            self._keep(waiting, until_s)
+            keep(self._stage, waiting, until_s=until_s)
             waiting.close()
         raise Preempted(f"left on {why}; please requeue")
-
-    def _keep(self, workers: WorkerProcesses, until_s: float) -> None:
-        """Workers that wait for another generation may have what nobody else has, if all leave: one saves it."""
-        step = max((stays.step for stays in self._stage.staying.values()), default=0)
-        verdict = keeping.look(self._stage.coordinator, step=step)
-        while verdict.duty is keeping.Duty.WAIT and not self._hurried() and self._stage.clock.monotonic_s() < until_s:
-            workers.wait(limit_s=keeping.LOOK_S)
-            verdict = keeping.look(self._stage.coordinator, step=step)
-        if verdict.duty is keeping.Duty.SAVE and workers.left:
-            chosen = workers.left[min(workers.left)].pid
-            logger.info("the worker with pid %d saves what it has: %s", chosen, verdict.reason)
-            self._stage.server.ask(chosen, Control.KEEP)
-            self._let_end(workers, until_s, staying=lambda: set(workers.pids) - {chosen})
-
-    def _hurried(self) -> bool:
-        return len(self._stage.signals.received) > 1
-
-    def _let_end(self, workers: WorkerProcesses, until_s: float, *, staying: Callable[[], Collection[int]]) -> None:
-        limit_s = max(0.0, until_s - self._stage.clock.monotonic_s())
-        workers.let_end(limit_s=limit_s, hurry=self._hurried, staying=staying)
 
     def _closed(self, closed: JobClosed) -> RunResult:
         if closed.outcome is not Outcome.SUCCEEDED:
@@ -346,18 +325,3 @@ def _none(*_: object) -> None:
 def last_word(text: str) -> None:
     """The last thing on the screen is what a person needs first."""
     print(text, file=sys.stderr, flush=True)  # noqa: T201
-
-
-def _workers_of(membership: Membership, spec: WorkerSpec) -> list[Worker]:
-    size = membership.world.world_size
-    base = membership.seat.base_rank
-    return [
-        Worker(
-            local_rank=local_rank,
-            global_rank=base + local_rank,
-            role_rank=base + local_rank,
-            world_size=size,
-            role_world_size=size,
-        )
-        for local_rank in range(spec.local_world_size)
-    ]

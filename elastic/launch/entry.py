@@ -26,8 +26,9 @@ from elastic.config.model import Settings
 from elastic.errors import ElasticError, UsageError
 from elastic.launch.agent import Agent
 from elastic.launch.ready import ReadyWorkers
-from elastic.launch.stage import Stage, threads_for
+from elastic.launch.stage import Stage
 from elastic.launch.torch_details import put_agent_in_place
+from elastic.launch.variables import threads_for
 from elastic.plan.batch_mode import BatchMode
 from elastic.plan.tree import sharings, told
 from elastic.world import NODE

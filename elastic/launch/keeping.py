@@ -1,4 +1,4 @@
-"""Keeping: what workers have that wait for another generation, when their node is to go. Pure but for `look`.
+"""Keeping: what workers have that wait for another generation, when their node is to go. `judge` is pure.
 
 If all nodes go at once, nobody else may have it. One worker can save it for all, as long as no other generation is
 formed: the leader's. Whoever does not lead waits until it does, or need not.
@@ -8,11 +8,18 @@ from __future__ import annotations
 
 import enum
 import json
+import logging
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from elastic.errors import StoreError
+from elastic.launch.processes import WorkerProcesses
+from elastic.launch.stage import Stage
+from elastic.link import Control
 from elastic.rendezvous.coordinator import Coordinator
 from elastic.rendezvous.model import Phase, World
+
+logger = logging.getLogger(__name__)
 
 LOOK_S = 0.5
 """How often to see whether others have saved it."""
@@ -61,3 +68,23 @@ def look(coordinator: Coordinator, *, step: int) -> Verdict:
         )
     except StoreError as error:
         return Verdict(duty=Duty.WAIT, reason=str(error))
+
+
+def keep(stage: Stage, workers: WorkerProcesses, *, until_s: float) -> None:
+    """Workers that wait may have what nobody else has, if all leave: one saves it. `until_s` by the stage's clock."""
+    step = max((stays.step for stays in stage.staying.values()), default=0)
+    verdict = look(stage.coordinator, step=step)
+    while verdict.duty is Duty.WAIT and not stage.signals.hurried and stage.clock.monotonic_s() < until_s:
+        workers.wait(limit_s=LOOK_S)
+        verdict = look(stage.coordinator, step=step)
+    if verdict.duty is Duty.SAVE and workers.left:
+        chosen = workers.left[min(workers.left)].pid
+        logger.info("the worker with pid %d saves what it has: %s", chosen, verdict.reason)
+        stage.server.ask(chosen, Control.KEEP)
+        let_end(stage, workers, until_s=until_s, staying=lambda: set(workers.pids) - {chosen})
+
+
+def let_end(stage: Stage, workers: WorkerProcesses, *, until_s: float, staying: Callable[[], Collection[int]]) -> None:
+    """Wait for the ends of those that do not stay, at most until then; a second signal ends them at once."""
+    limit_s = max(0.0, until_s - stage.clock.monotonic_s())
+    workers.let_end(limit_s=limit_s, hurry=lambda: stage.signals.hurried, staying=staying)

@@ -21,7 +21,7 @@ class LeaveSignals:
 
     def __init__(self, *, on_signal: Callable[[], None]) -> None:
         self.received: list[str] = []
-        """What asked this node to leave, in the order in which it came; more than one means: at once."""
+        """What asked this node to leave, in the order in which it came."""
         self._asked = False
         self._on_signal = on_signal
         self._at_once = True
@@ -37,6 +37,11 @@ class LeaveSignals:
     def first(self) -> str:
         """What asked first: the name of a signal, or a reason."""
         return self.received[0]
+
+    @property
+    def hurried(self) -> bool:
+        """Whether it was asked for more than once: at once, then."""
+        return len(self.received) > 1
 
     def ask(self, reason: str) -> None:
         """Leave for another reason than a signal. From any thread; nothing where this node leaves already.

@@ -36,6 +36,7 @@ from elastic.launch.stall_watch import StallWatch
 from elastic.launch.telemetry import Telemetry, Who
 from elastic.launch.torch_details import take_signals
 from elastic.launch.trainer_status import tell_trainer
+from elastic.launch.variables import Exported, threads_for
 from elastic.launch.words import Words
 from elastic.lease import LeasePage
 from elastic.lifetime import AGENT_PID
@@ -50,7 +51,6 @@ from elastic.world import AGENT_SOCKET, ARENAS, ARENAS_EACH, EVENTS_PATH, JOB_ID
 logger = logging.getLogger(__name__)
 
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
-THREADS = "OMP_NUM_THREADS"
 HEAR_OUT_S = 2.0
 """How long to wait for the last words of workers that have ended; they are there already, and are only to be read."""
 
@@ -82,7 +82,7 @@ class Stage:
         self._agent = uuid.uuid4().hex
         self._words = Words(wake=self.wake.wake)
         self._previous: Agreed | None = None
-        self._member, self._outer = False, dict[str, str | None]()
+        self._member, self._exported = False, Exported(os.environ)
         self._output: Output | None = None
         self._stack = ExitStack()
         save_root, name = settings.checkpoint.save_path, f"{node}-{self._agent[:8]}.jsonl"
@@ -117,9 +117,32 @@ class Stage:
             on_request=self._telemetry.metrics.store_request,
         )
         self.coordinator = self.handler.coordinator
-        limit_s = settings.rendezvous.unconfirmed_limit_s
-        self.stall = StallWatch(
-            self.coordinator, pace=lambda: self.observer.pace, unconfirmed_limit_s=limit_s, clock=clock
+        self.stall = self._stall_watch()
+
+    def _announce(self, exporter: str) -> None:
+        """Tell that this agent is there, and keep telling a trainer of trainers how far the run is where one asks."""
+        training, leads = self._settings.training, lambda: self.coordinator.is_leader
+        goal = training.steps * training.global_batch_size
+        told = self._telemetry.metrics
+        tell_trainer(os.environ, source=told, leads=leads, goal_samples=goal, clock=self.clock, stack=self._stack)
+        self.observer.emit(
+            AgentStarted(
+                job_id=self.handler.get_run_id(),
+                agent=self._agent,
+                endpoint=self.handler.endpoint,
+                exporter=exporter,
+                version=__version__,
+                torch_version=str(torch.__version__),
+                most_nodes=self.coordinator.options.max_nodes,
+            )
+        )
+
+    def _stall_watch(self) -> StallWatch:
+        return StallWatch(
+            self.coordinator,
+            pace=lambda: self.observer.pace,
+            unconfirmed_limit_s=self._settings.rendezvous.unconfirmed_limit_s,
+            clock=self.clock,
         )
 
     def start(self, *, slots: int) -> None:
@@ -137,24 +160,10 @@ class Stage:
         self.signals.install(f"{asked},SIGUSR1")
         self._stack.callback(self.wake.close)
         self._stack.callback(self.observer.close)
-        self._stack.callback(self._restore_environ)
+        self._stack.callback(self._exported.restore)
         self._output = self._open_output(slots)
         exporter = self._telemetry.start(self._stack)
-        training, leads = self._settings.training, lambda: self.coordinator.is_leader
-        goal = training.steps * training.global_batch_size
-        told = self._telemetry.metrics
-        tell_trainer(os.environ, source=told, leads=leads, goal_samples=goal, clock=self.clock, stack=self._stack)
-        self.observer.emit(
-            AgentStarted(
-                job_id=self.handler.get_run_id(),
-                agent=self._agent,
-                endpoint=self.handler.endpoint,
-                exporter=exporter,
-                version=__version__,
-                torch_version=str(torch.__version__),
-                most_nodes=self.coordinator.options.max_nodes,
-            )
-        )
+        self._announce(exporter)
         self.server = WorkerServer(
             Callbacks(
                 event=self.observer.worker_said,
@@ -199,9 +208,7 @@ class Stage:
 
     def export(self, variables: Mapping[str, str]) -> None:
         """Set variables for the workers, until `stop`. They inherit the agent's; torchelastic offers no other way."""
-        for name in variables:
-            self._outer.setdefault(name, os.environ.get(name))
-        os.environ.update(variables)
+        self._exported.set(variables)
 
     def leave(self) -> None:
         """Tell the others that this node is going, if they know it at all."""
@@ -334,15 +341,3 @@ class Stage:
         """Where the workers' gloo shall bind, unless somebody said so already."""
         name = interface_of(self.coordinator.identity.address)
         return {} if name is None or os.environ.get(GLOO_INTERFACE) else {GLOO_INTERFACE: name}
-
-    def _restore_environ(self) -> None:
-        for name, value in self._outer.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-
-def threads_for(wanted: int, *, environ: Mapping[str, str]) -> dict[str, str]:
-    """How many threads torch starts in a worker, as a variable, unless somebody set it already; 0: that is torch's."""
-    return {THREADS: str(wanted)} if wanted and not environ.get(THREADS) else {}

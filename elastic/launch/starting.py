@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from torch.distributed.elastic.agent.server.api import Worker, WorkerSpec
+
 from elastic.launch.processes import Process, kill_group
 from elastic.link import Place
+from elastic.rendezvous.membership import Membership
 
 
 class Kept:
@@ -59,3 +62,19 @@ class Starter:
             kill_group(process.pid)
             process.wait()
         self.kept.clear()
+
+
+def workers_of(membership: Membership, spec: WorkerSpec) -> list[Worker]:
+    """The node's places in the agreed world, as torch's agent keeps them."""
+    size = membership.world.world_size
+    base = membership.seat.base_rank
+    return [
+        Worker(
+            local_rank=local_rank,
+            global_rank=base + local_rank,
+            role_rank=base + local_rank,
+            world_size=size,
+            role_world_size=size,
+        )
+        for local_rank in range(spec.local_world_size)
+    ]

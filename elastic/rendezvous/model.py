@@ -13,9 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from elastic.errors import StoreError
 from elastic.events import Cause, Outcome
-from elastic.rendezvous import speech
+from elastic.rendezvous.reading import Reading
 
 _Made = TypeVar("_Made")
 
@@ -278,7 +277,7 @@ def member_from_json(text: str) -> Member:
     Raises:
         StoreError: the text is not a member.
     """
-    with _Reading("member", text):
+    with Reading("member", text):
         raw = json.loads(text)
         report = raw.pop("report", None)
         return _make(
@@ -296,7 +295,7 @@ def world_from_json(text: str) -> World:
     Raises:
         StoreError: the text is not a world.
     """
-    with _Reading("world", text):
+    with Reading("world", text):
         raw = json.loads(text)
         return _make(
             World,
@@ -334,21 +333,3 @@ def _make(cls: type[_Made], raw: Mapping[str, Any], **converted: Any) -> _Made:
 
 def _dump(value: Mapping[str, Any]) -> str:
     return json.dumps(value, separators=(",", ":"), default=vars)
-
-
-class _Reading:
-    """Turns what goes wrong while reading foreign text into one error that says so."""
-
-    def __init__(self, what: str, text: str) -> None:
-        self._what, self._text = what, text
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, KeyError | TypeError | ValueError | AttributeError):
-            speech.complain(self._text, what=self._what)
-            raise StoreError(
-                f"the {self._what} key holds {self._text[:120]!r}, which is not a {self._what} of this version "
-                f"({type(error).__name__}: {error}); another program may use the same prefix and job id"
-            ) from error

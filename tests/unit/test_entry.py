@@ -15,7 +15,6 @@ from elastic.config.model import LaunchSettings, Settings
 from elastic.errors import UsageError
 from elastic.launch.entry import Command, _check_split, _ready_workers, _sharing, torchrun_command
 from elastic.launch.signals import LeaveSignals
-from elastic.launch.stage import threads_for
 from elastic.launch.torch_details import (
     TorchChanged,
     handler_with,
@@ -24,6 +23,7 @@ from elastic.launch.torch_details import (
     take_signals,
     take_starts,
 )
+from elastic.launch.variables import threads_for
 from elastic.launch.worker_main import run_worker
 
 ROOT = Path(__file__).resolve().parents[2]
