@@ -87,14 +87,7 @@ class Stage:
         self._stack = ExitStack()
         save_root, name = settings.checkpoint.save_path, f"{node}-{self._agent[:8]}.jsonl"
         self._events_path = Path(local_dir(save_root)).absolute() / "events" / name
-        who = Who(
-            node=node,
-            agent=self._agent,
-            leads=lambda: self.coordinator.is_leader,
-            seated=lambda: self.coordinator.seated,
-            clock=clock,
-        )
-        self._telemetry = Telemetry(settings.metrics, who=who, events=self._events_path.parent)
+        self._telemetry = Telemetry(settings.metrics, who=self._who(), events=self._events_path.parent)
         self.observer = self._telemetry.observer(EventFile(self._events_path))
         self._wishes = Wishes(emit=self.observer.emit, leave=self.signals.ask)
         self._page = LeasePage.create()
@@ -142,6 +135,15 @@ class Stage:
             self.coordinator,
             pace=lambda: self.observer.pace,
             unconfirmed_limit_s=self._settings.rendezvous.unconfirmed_limit_s,
+            clock=self.clock,
+        )
+
+    def _who(self) -> Who:
+        return Who(
+            node=self._node,
+            agent=self._agent,
+            leads=lambda: self.coordinator.is_leader,
+            seated=lambda: self.coordinator.seated,
             clock=self.clock,
         )
 
