@@ -106,3 +106,10 @@ def test_a_world_of_a_later_version_ends_who_cannot_read_it(make_job):
         store.transact([], ops=[Put(keys.world, text)])
     with pytest.raises(VersionsDiffer, match="the world key was written by an agent that speaks 'protocol 2"):
         job.add("a", speaks=OLD)
+
+
+def test_a_worker_whose_agent_is_of_another_version_says_so():
+    speech.agree({}, torch_version="2.13.0")
+    speech.agree({speech.SPEAKS: OLD}, torch_version="2.13.1")
+    with pytest.raises(VersionsDiffer, match=r"this worker speaks 'protocol 1, torch 2\.13', its agent 'protocol 2"):
+        speech.agree({speech.SPEAKS: NEW}, torch_version="2.13.0")
