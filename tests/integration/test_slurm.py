@@ -79,11 +79,12 @@ def assert_nothing_lost(place: Path) -> None:
 
 
 def end(slurm: Slurm, job: str, run: Follower) -> None:
-    """A person ends the job: agents save and leave."""
-    since = seen(run)
-    slurm.say("scancel", job)
-    run.wait_for(lambda r: isinstance(r.event, JobEnded), what="the end", limit_s=30, since=since)
-    slurm.wait_state(job, "CANCELLED", limit_s=60)
+    """A person ends the job in order: agents save and leave, and it is not queued again."""
+    since, before = seen(run), slurm.state(job)[1]
+    slurm.say("scancel", "--batch", "--signal=USR2", job)
+    run.wait_for(lambda r: isinstance(r.event, JobEnded), what="the end", limit_s=60, since=since)
+    slurm.wait_state(job, "FAILED", limit_s=60)
+    assert slurm.state(job) == ("FAILED", before), "75 is no success to Slurm, and it stays ended"
 
 
 def test_preempted_it_is_queued_again_and_goes_on_with_nothing_lost(place: Path) -> None:
