@@ -46,6 +46,7 @@ from elastic.rendezvous.budget import left
 from elastic.rendezvous.membership import Membership
 from elastic.rendezvous.model import FailureReport, Phase
 from elastic.rendezvous.model import World as Agreed
+from elastic.rendezvous.speech import SPEAKS, spoken
 from elastic.world import AGENT_SOCKET, ARENAS, ARENAS_EACH, EVENTS_PATH, JOB_ID, LEASE_PAGE, NODE, WATCH
 
 logger = logging.getLogger(__name__)
@@ -182,6 +183,7 @@ class Stage:
                 AGENT_SOCKET: self.server.path,
                 EVENTS_PATH: str(self._events_path),
                 AGENT_PID: str(os.getpid()),
+                SPEAKS: spoken(torch.__version__),
                 LEASE_PAGE: str(self._page.path),
                 ARENAS: ",".join(self._make_arenas(slots)),
                 WATCH: self._watch_hangs(slots),

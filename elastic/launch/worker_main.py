@@ -7,10 +7,13 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
+import torch
+
 from elastic.config.load import resolve
 from elastic.distributed.group import Alone
 from elastic.job import load_job
 from elastic.loop import run_job
+from elastic.rendezvous.speech import agree
 from elastic.session.ending import end_worker, exit_now
 from elastic.session.place import connect
 from elastic.world import World
@@ -26,6 +29,7 @@ def run_worker(argv: Sequence[str], *, environ: Mapping[str, str]) -> None:
     logging.getLogger("elastic").setLevel(logging.INFO)
     sys.path.insert(1, os.getcwd())  # where a user's own "module:job" lies
     try:
+        agree(environ, torch_version=torch.__version__)
         settings = resolve(argv, environ=environ).settings
         job = load_job(settings.job.target, settings)
     except BaseException as error:

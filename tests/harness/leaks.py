@@ -30,8 +30,8 @@ OUR_THREADS = "elastic"
 LIBRARY_VARIABLES = ("PYTEST_CURRENT_TEST", "KMP_", "TORCHINDUCTOR_", "TRITON_", "CUDA_MODULE_LOADING", "PYTORCH_NVML")
 """Variables that libraries set for themselves."""
 
-LIBRARY_PROCESSES = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
-"""Processes that the standard library keeps as long as the test process lives."""
+LIBRARY_PROCESSES = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "aardvark-dns")
+"""Processes that the standard library keeps as long as the test process lives, and podman for all containers."""
 
 
 def adopt_orphans() -> None:

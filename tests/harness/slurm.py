@@ -104,17 +104,19 @@ class Slurm:
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
-    def state(self, job: str) -> str:
-        """RUNNING, PENDING, COMPLETED, ...; its restarts after a slash."""
+    def state(self, job: str) -> tuple[str, int]:
+        """RUNNING, PENDING, COMPLETED, ..., and how often it was started again."""
         told = self.say("scontrol", "-o", "show", "job", job)
         values = dict(item.partition("=")[::2] for item in told.split())
-        return f"{values['JobState']}/{values['Restarts']}"
+        return values["JobState"], int(values["Restarts"])
 
-    def wait_state(self, job: str, wanted: str, *, limit_s: float) -> None:
-        """Until the job's state begins like this."""
+    def wait_state(self, job: str, wanted: str, *, limit_s: float, restarts: int = 0) -> None:
+        """Until the job is in this state, after at least so many restarts."""
         deadline_s = SYSTEM_CLOCK.monotonic_s() + limit_s
-        while not (found := self.state(job)).startswith(wanted):
-            assert SYSTEM_CLOCK.monotonic_s() < deadline_s, f"job {job} is {found}, not {wanted}: {self.logs()}"
+        while (found := self.state(job))[0] != wanted or found[1] < restarts:
+            assert SYSTEM_CLOCK.monotonic_s() < deadline_s, (
+                f"job {job} is {found}, not {wanted}/{restarts}: {self.logs()}"
+            )
             SYSTEM_CLOCK.sleep(0.2)
 
     def logs(self) -> str:

@@ -79,22 +79,24 @@ def assert_nothing_lost(place: Path) -> None:
 
 
 def end(slurm: Slurm, job: str, run: Follower) -> None:
-    """A person ends the job: agents save and leave."""
-    since = seen(run)
-    slurm.say("scancel", job)
-    run.wait_for(lambda r: isinstance(r.event, JobEnded), what="the end", limit_s=30, since=since)
-    slurm.wait_state(job, "CANCELLED", limit_s=60)
+    """A person ends the job in order: agents save and leave, and it is not queued again."""
+    since, before = seen(run), slurm.state(job)[1]
+    slurm.say("scancel", "--batch", "--signal=USR2", job)
+    run.wait_for(lambda r: isinstance(r.event, JobEnded), what="the end", limit_s=60, since=since)
+    slurm.wait_state(job, "FAILED", limit_s=60)
+    assert slurm.state(job) == ("FAILED", before), "75 is no success to Slurm, and it stays ended"
 
 
 def test_preempted_it_is_queued_again_and_goes_on_with_nothing_lost(place: Path) -> None:
     with cluster(place) as slurm, Follower(place / "checkpoint" / "events") as run:
         job = submit(slurm, place, nodes="4")
         steps_again(run, world_size=4, more=30, since=0)
+        before = slurm.state(job)[1]  # an agent for which etcd came too late is a restart as well
         urgent = place / "urgent.sh"
         urgent.write_text("#!/bin/bash\nsrun true\n")
         other = slurm.submit(urgent, options=("--nodes=4", "--partition=high", f"--output={place}/urgent.log"))
         slurm.wait_state(other, "COMPLETED", limit_s=60)
-        slurm.wait_state(job, "RUNNING/1", limit_s=60)
+        slurm.wait_state(job, "RUNNING", limit_s=60, restarts=before + 1)
         steps_again(run, world_size=4, more=30, since=seen(run))
         end(slurm, job, run)
         assert_nothing_lost(place)
@@ -104,8 +106,9 @@ def test_warned_before_its_time_is_over_it_leaves_and_is_queued_again(place: Pat
     with cluster(place) as slurm, Follower(place / "checkpoint" / "events") as run:
         job = submit(slurm, place, nodes="2")
         steps_again(run, world_size=2, more=20, since=0)
+        before = slurm.state(job)[1]
         slurm.say("scancel", "--signal=USR1", job)  # what --signal=USR1@120 does
-        slurm.wait_state(job, "RUNNING/1", limit_s=60)
+        slurm.wait_state(job, "RUNNING", limit_s=60, restarts=before + 1)
         steps_again(run, world_size=2, more=20, since=seen(run))
         end(slurm, job, run)
         assert_nothing_lost(place)

@@ -74,6 +74,7 @@ def test_skypilot_goes_by_our_exit_codes():
 
 
 @pytest.mark.exhaustive
+@pytest.mark.filterwarnings("ignore")  # theirs
 def test_skypilot_and_torchx_take_their_files():
     """By their own packages, where these are installed."""
     if importlib.util.find_spec("sky") is None or importlib.util.find_spec("torchx") is None:

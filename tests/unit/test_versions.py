@@ -1,5 +1,6 @@
 """Old and new agents in one job: taken in or refused by what they speak, never something between."""
 
+import contextlib
 import dataclasses
 import json
 
@@ -9,6 +10,8 @@ import torch
 from elastic.errors import ExitCode, StoreError, VersionsDiffer
 from elastic.rendezvous import speech
 from elastic.rendezvous.assemble import assemble
+from elastic.rendezvous.keys import Keys
+from elastic.rendezvous.kv import Put
 from elastic.rendezvous.memory import MemoryServer, MemoryStore
 from elastic.rendezvous.model import Member, member_from_json, member_to_json, world_from_json, world_to_json
 
@@ -93,3 +96,20 @@ def test_an_agent_tells_what_it_speaks(monkeypatch):
     parameters = torch.distributed.elastic.rendezvous.api.RendezvousParameters("etcd", "127.0.0.1:1", "job", 1, 1)
     handler = assemble(parameters, environ={})
     assert handler.coordinator.identity.speaks == speech.spoken(torch.__version__)
+
+
+def test_a_world_of_a_later_version_ends_who_cannot_read_it(make_job):
+    job = make_job(max_nodes=2)
+    keys = Keys.of(prefix=job.options.prefix, job_id=job.options.job_id)
+    text = json.dumps({"phase": "sleeping", "generation": 7, "speaks": NEW})
+    with contextlib.closing(job._store()) as store:
+        store.transact([], ops=[Put(keys.world, text)])
+    with pytest.raises(VersionsDiffer, match="the world key was written by an agent that speaks 'protocol 2"):
+        job.add("a", speaks=OLD)
+
+
+def test_a_worker_whose_agent_is_of_another_version_says_so():
+    speech.agree({}, torch_version="2.13.0")
+    speech.agree({speech.SPEAKS: OLD}, torch_version="2.13.1")
+    with pytest.raises(VersionsDiffer, match=r"this worker speaks 'protocol 1, torch 2\.13', its agent 'protocol 2"):
+        speech.agree({speech.SPEAKS: NEW}, torch_version="2.13.0")
