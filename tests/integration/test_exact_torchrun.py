@@ -149,7 +149,7 @@ def test_a_crash_at_the_third_micro_batch_redoes_the_step(tmp_path: Path, etcd: 
     }
     run_alone(tmp_path / "alone", steps=6, **more)
     (tmp_path / "run").mkdir()
-    with cluster(tmp_path / "run", etcd.endpoint, steps=6, options=(), **more) as run:
+    with cluster(tmp_path / "run", etcd.endpoint, steps=6, options=(), nnodes="2", **more) as run:
         run.start("a")
         run.start("b", ELASTIC_FAILPOINT="step.micro_batch=kill@11")
         assert [run.wait_exit(name, limit_s=120) for name in ("a", "b")] == [0, 0]

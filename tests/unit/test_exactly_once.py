@@ -77,5 +77,5 @@ def test_a_planted_mistake_is_caught(mistake, monkeypatch):
 def test_thousands_of_runs(kind):
     happened = check(kind, range(1000, 1600))
     assert happened.counts["runs"] == 600, "3,000 with those of the other kinds"
-    assert all(happened.counts[what] > 100 for what in MOMENTS)
-    assert kind == "stream" or all(happened.counts[what] > 100 for what in EPOCHS)
+    assert all(happened.counts[what] > 50 for what in MOMENTS)
+    assert kind == "stream" or all(happened.counts[what] > 50 for what in EPOCHS)
