@@ -298,6 +298,7 @@ class Agent(LocalElasticAgent):
         elif self._starter.kept:
             waiting = WorkerProcesses(self._starter.kept, wake=self._stage.wake, clock=self._stage.clock)
             keep(self._stage, waiting, until_s=until_s)
+            self._starter.kept = waiting.left
             waiting.close()
         raise Preempted(f"left on {why}; please requeue")
 

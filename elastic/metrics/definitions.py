@@ -17,7 +17,7 @@ STATES = (
 """What a job's time is spent on: the first row is training, told apart by what comes of it."""
 STAGES = ("agree", "start", "group", "restore", "first_step")
 LEAVE_SOURCES = ("signal", "drain", "aws", "gcp", OTHER)
-BUDGETS = ("worker", "group", "peer", OTHER)
+BUDGETS = ("worker", "hang", "group", "peer", OTHER)
 STORE_OPS = ("get", "range", "put", "transact", "grant", "keep_alive", "revoke", OTHER)
 TIERS = ("memory", "peer", "disk", OTHER)
 PATHS = ("rejoin", "refork", "reexec", OTHER)

@@ -104,7 +104,8 @@ def left(
 ) -> tuple[tuple[tuple[str, int, int], ...], int]:
     """What is left of each budget after these failures, as (reason, left, of how many), and the step to get past."""
     spent = {
-        "worker": (_OWN, no_progress_limit),
+        "worker": (_OWN - {Bucket.HANG}, no_progress_limit),
+        "hang": (frozenset({Bucket.HANG}), no_progress_limit),
         "group": (frozenset({Bucket.GROUP}), bucket_limit),
         "peer": (frozenset({Bucket.PEER}), bucket_limit),
     }

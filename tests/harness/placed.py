@@ -29,6 +29,7 @@ from tests.harness import small_job
 from tests.harness.arenas import KINDS
 
 LIMIT_S = 180.0
+KEEP = {"keep": "all nodes may be going"}
 
 
 class Pipe(NoLink):
@@ -43,7 +44,10 @@ class Pipe(NoLink):
 
     def _listen(self) -> None:
         for line in sys.stdin:
-            if place := json.loads(line):
+            place = json.loads(line)
+            if place == KEEP:
+                self.keep_wanted = True
+            elif place:
                 self._places.put(Place(environ=place))
             else:
                 self._regroup = True
@@ -91,7 +95,7 @@ def main() -> None:
         global_batch_size=22,
         micro_batch_size=4,
         steps=most,
-        strategy="fsdp2",
+        strategy=os.environ["PLACED_STRATEGY"],
         numerics=os.environ["PLACED_NUMERICS"],
         save_path=str(root / "checkpoint"),
         save_interleaved_steps=int(os.environ["PLACED_SAVE_STEPS"]),
@@ -145,7 +149,7 @@ class Worker:
         self._words.put(None)
 
     def place(self, environ: dict[str, str]) -> None:
-        """Give it a place; an empty one asks for a regroup."""
+        """Give it a place; an empty one asks for a regroup, and KEEP is none: it is to save what it has."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(environ) + "\n")
         self._process.stdin.flush()
@@ -158,6 +162,10 @@ class Worker:
                 return word
         self._errors.flush()
         raise AssertionError(f"{self.node} ended without {what}: {Path(self._errors.name).read_text()[-3000:]}")
+
+    def end(self) -> int:
+        """Wait for its end; its exit code."""
+        return self._process.wait(LIMIT_S)
 
     def kill(self) -> None:
         self._process.kill()
@@ -175,7 +183,7 @@ class Worker:
 class Places:
     """Hands out places in one generation after another, whose workers meet at one store."""
 
-    def __init__(self, root: Path, *, steps: int, numerics: str, save_steps: int) -> None:
+    def __init__(self, root: Path, *, steps: int, numerics: str, save_steps: int, strategy: str) -> None:
         self.root, self.workers, self.generation = root, dict[str, Worker](), 0
         self._store = dist.TCPStore(
             "127.0.0.1", 0, is_master=True, timeout=datetime.timedelta(seconds=60), wait_for_workers=False
@@ -184,6 +192,7 @@ class Places:
             "PLACED_ROOT": str(root),
             "PLACED_STEPS": str(steps),
             "PLACED_NUMERICS": numerics,
+            "PLACED_STRATEGY": strategy,
             "PLACED_SAVE_STEPS": str(save_steps),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(self._store.port),

@@ -13,8 +13,8 @@ STEPS = 60
 def test_survivors_deal_their_model_out_anew_and_lose_nothing_but_the_step_in_flight(tmp_path, numerics, save_steps):
     """With saves now and then, and with none at all."""
     (tmp_path / "alone").mkdir()
-    alone = Places(tmp_path / "alone", steps=STEPS, numerics=numerics, save_steps=save_steps)
-    places = Places(tmp_path / "run", steps=STEPS, numerics=numerics, save_steps=save_steps)
+    alone = Places(tmp_path / "alone", steps=STEPS, numerics=numerics, save_steps=save_steps, strategy="fsdp2")
+    places = Places(tmp_path / "run", steps=STEPS, numerics=numerics, save_steps=save_steps, strategy="fsdp2")
     try:
         alone.form("a")
         expected = alone.workers["a"].hear("digest")["digest"]

@@ -50,7 +50,7 @@ STAYING = [(size, "fsdp2") for size in (2, 3, 4, 3, 2, 1, 2, 1, 2, 3, 2, 3, 2, 3
 def test_processes_that_keep_their_model_and_optimizer_and_leave_each_world_in_the_midst_of_a_pass(tmp_path):
     stages = live(STAYING, tmp_path, SHARDS_MEMORY=str(tmp_path / "memory"), SHARDS_STAY="1")
     assert {stage["tier"] for stage in stages if stage["at"] > 1} == {"memory"}
-    # torch remembers one group of each size, in what it knows of operations on DTensors. No more must stay open.
+    # Of the groups before nothing stays open.
     *_, two, three, two_again, three_again = [stage["links"] for stage in stages if stage["rank"] == 0]
     assert (two, three) == (two_again, three_again)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic.events import WorkerHung, read_records
+from elastic.events import Cause, WorkerHung, WorkerLost, read_records
 from elastic.local.etcd import EtcdServer
 from tests.harness.survival import cluster, exact_account
 
@@ -44,6 +44,8 @@ def test_a_worker_that_hangs_is_named_and_replaced(
         assert isinstance(hung, WorkerHung)
         assert LEAST_S <= hung.seconds < 15
         assert frame in Path(hung.stacks).read_text()
+        lost = [r for r in read_records(run.save_path / "events") if isinstance(r.event, WorkerLost)]
+        assert [(r.node, r.event.cause) for r in lost if r.event.cause is not Cause.PEER_LOST] == [("b", "worker_hung")]
         assert exact_account(run).steps == STEPS
 
 

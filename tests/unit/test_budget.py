@@ -46,15 +46,24 @@ def test_a_failure_counts_once_and_for_the_generation_that_it_ended():
 
 def test_what_is_left_of_each_budget_and_the_step_to_get_past():
     limits = {"no_progress_limit": 3, "bucket_limit": 10}
-    assert left((), **limits) == ((("worker", 3, 3), ("group", 10, 10), ("peer", 10, 10)), 0)
+    assert left((), **limits) == ((("worker", 3, 3), ("hang", 3, 3), ("group", 10, 10), ("peer", 10, 10)), 0)
     reports = [[said("a", step=5)], [said("a", step=5), said("b", step=4)], [said("a", Cause.PEER_LOST, step=5)]]
     history = run(reports, whole=True)[-1].history
-    assert left(history, **limits) == ((("worker", 1, 3), ("group", 10, 10), ("peer", 9, 10)), 5)
+    assert left(history, **limits) == ((("worker", 1, 3), ("hang", 3, 3), ("group", 10, 10), ("peer", 9, 10)), 5)
+    history = run([[said("a", Cause.WORKER_HUNG, signature="hang")]])[-1].history
+    assert left(history, **limits)[0][:2] == (("worker", 3, 3), ("hang", 2, 3))
 
 
 def test_buckets_do_not_mix():
     each = [[said("a", Cause.PEER_LOST)], [said("a", Cause.GROUP_FAILED)], [said("a"), said("b")]]
     assert codes(run(each * 2, whole=True, bucket_limit=3, no_progress_limit=3)) == [None] * 6
+
+
+def test_a_hang_is_no_failure_and_a_failure_no_hang():
+    hung = said("a", Cause.WORKER_HUNG, signature="hang")
+    assert codes(run([[said("a")], [said("b")], [hung], [hung]])) == [None] * 4
+    others = [[said("a", Cause.WORKER_HUNG, signature="hang")], [said("b", Cause.WORKER_HUNG, signature="hang")]]
+    assert codes(run([*others, others[0]])) == [None, None, 77], "of different nodes: nobody is left out for it"
 
 
 def test_own_failures_of_any_kind_count_for_the_step():

@@ -103,6 +103,14 @@ def test_the_report():
     assert (silent.step, silent.text) == (5, "worker 4 (pid 1004) was killed by SIGKILL")
 
 
+def test_one_that_hung_is_not_one_that_somebody_killed():
+    hung = WorkerExit(rank=1, pid=11, exit_code=-9, order=0, hung="step for 61.0 s")
+    found = judge([hung], step=7, committed_steps=7, killed=frozenset())
+    assert found.reason == "worker 1 (pid 11) hung: step for 61.0 s"
+    assert found.report is not None
+    assert (found.report.cause, found.report.signature) == ("worker_hung", "hang")
+
+
 def test_words():
     assert describe(end(1, failure=told(1))).endswith("ended with exit code 1: ValueError: bad")
     assert describe(end(1, failure=told(1, text=" \n"))).endswith("ended with exit code 1")
