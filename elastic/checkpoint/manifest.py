@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -125,21 +126,23 @@ def _facts(name: object, value: object) -> FileFacts:
     match value:
         case [int(size_bytes), int(crc32)] if size_bytes >= 0:
             return FileFacts(size_bytes=size_bytes, crc32=crc32)
-        case [int(size_bytes), int(crc32), list(chunks)] if size_bytes >= 0 and _add_up(chunks, size_bytes, crc32):
-            return FileFacts(size_bytes=size_bytes, crc32=crc32, chunks=tuple((end, crc) for end, crc in chunks))
+        case [int(size_bytes), int(crc32), list(chunks)] if size_bytes >= 0:
+            pairs = _pairs(chunks)
+            if pairs is not None and (not pairs or pairs[-1] == (size_bytes, crc32)):
+                return FileFacts(size_bytes=size_bytes, crc32=crc32, chunks=pairs)
     raise ValueError(f"{MANIFEST}: facts of {name!r} are {value!r:.60}, expected [size, crc32, chunks]")
 
 
-def _add_up(chunks: list[Any], size_bytes: int, crc32: int) -> bool:
-    """Whether chunks, if there are any, follow one another to the last byte of a file and make its checksum."""
-    last = (0, 0)
-    for chunk in chunks:
-        match chunk:
-            case [int(end), int(running)] if end > last[0]:
-                last = (end, running)
-            case _:
-                return False
-    return not chunks or last == (size_bytes, crc32)
+def _pairs(chunks: list[Any]) -> tuple[tuple[int, int], ...] | None:
+    """(end, checksum) of chunks that follow one another; None where they are not that. There is one for each MB."""
+    try:
+        pairs = tuple((end, crc32) for end, crc32 in chunks)
+    except (TypeError, ValueError):
+        return None
+    if not {type(each) for pair in pairs for each in pair} <= {int}:
+        return None
+    ends = [0, *(end for end, _ in pairs)]
+    return pairs if all(map(operator.lt, ends, ends[1:])) else None
 
 
 def _wrap(body: dict[str, Any]) -> bytes:

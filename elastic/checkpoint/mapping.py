@@ -35,10 +35,11 @@ class Mapping:
     def __init__(self, fd: int | None, size_bytes: int) -> None:
         """`fd`: None: no file. `size_bytes`: at least 1. Raises OSError."""
         self.size_bytes, self._alone = size_bytes, fd is None
-        self._address = _map(fd, size_bytes)
+        self._libc = libc = _libc()
+        self._address = _map(fd, size_bytes, libc)
         held = (ctypes.c_char * size_bytes).from_address(self._address)
         # Not at the interpreter's end: others may still look into it then.
-        weakref.finalize(held, _unmap, self._address, size_bytes).atexit = False
+        weakref.finalize(held, libc.munmap, self._address, size_bytes).atexit = False
         self.data = memoryview(held).cast("B")
         self._populated = False
 
@@ -53,7 +54,7 @@ class Mapping:
         if self._populated:
             return
         self._populated = True
-        advise = advise or _advise
+        advise = advise or self._advise
         if fresh and self.size_bytes >= _WORTH_BYTES:
             self._ask_for_huge_pages(advise, cpu_s)
         if not self._alone:
@@ -79,10 +80,12 @@ class Mapping:
         if self._alone:
             self.data[at] = found
 
+    def _advise(self, address: int, size_bytes: int, advice: int) -> bool:
+        return bool(self._libc.madvise(address, size_bytes, advice) == 0)
 
-def _map(fd: int | None, size_bytes: int) -> int:
+
+def _map(fd: int | None, size_bytes: int, libc: ctypes.CDLL) -> int:
     """Where it lies then. What is reserved first is more, so that a border of huge pages is in it."""
-    libc = _libc()
     reserved = libc.mmap(
         None, size_bytes + HUGE_BYTES, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE, -1, 0
     )
@@ -113,14 +116,6 @@ def _libc() -> ctypes.CDLL:
     libc.munmap.argtypes = [ctypes.c_void_p, length]
     libc.madvise.argtypes = [ctypes.c_void_p, length, number]
     return libc
-
-
-def _unmap(address: int, size_bytes: int) -> None:
-    _libc().munmap(address, size_bytes)
-
-
-def _advise(address: int, size_bytes: int, advice: int) -> bool:
-    return bool(_libc().madvise(address, size_bytes, advice) == 0)
 
 
 def _error() -> OSError:

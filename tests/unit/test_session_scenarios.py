@@ -102,7 +102,7 @@ def test_scenario_c_goes_on_at_the_same_sample():
 
 
 def test_scenario_d_is_harmless_alone():
-    """With several workers: tests/integration/test_load_balanced.py."""
+    """With several workers: test_scenario_d_reads_each_byte_once."""
     with pytest.raises(Died):
         train("D", steps=12, load_path="", die_at=7)
     train("D", steps=12, load_path="")
