@@ -23,14 +23,18 @@ MOST_S = 0.02
 SIZES = (1 << 16, 1 << 20, 3 << 20)
 
 
-def copy_for_ever(places: Places, first: int, pipe: int) -> None:
+LARGE = 12 << 20
+"""As many elements are worth asking for huge pages."""
+
+
+def copy_for_ever(places: Places, first: int, pipe: int, sizes: tuple[int, ...] = SIZES) -> None:
     """Copies of changing size, all of whose elements are their iteration."""
     torch.set_num_threads(1)
     tier = MemoryTier(places)
-    shards = {size: shard(0.0, size=size) for size in SIZES}
+    shards = {size: shard(0.0, size=size) for size in sizes}
     iteration = first
     while True:
-        size = SIZES[iteration % len(SIZES)]
+        size = sizes[iteration % len(sizes)]
         for tensor in shards[size].tensors.values():
             tensor.fill_(iteration)
         tier.take(at(iteration), [shards[size]], rank=0, whole=True, keep=False)
@@ -78,3 +82,26 @@ def test_killed_at_random_moments(kills, seed):
         os.close(fd)
     print(f"{inside} of {kills} kills fell inside of a copy")
     assert inside >= kills // 4
+
+
+@pytest.mark.exhaustive
+def test_killed_while_large_arenas_get_their_memory():
+    """The second one is new at each kill: its pages come while it is written for the first time."""
+    dice, inside = random.Random(3), 0
+    for _ in range(60):
+        made = [anonymous_arena("elastic-test") for _ in range(2)]
+        places = Places(own=(made[0][1], made[1][1]))
+        read, write = os.pipe()
+        pid = in_child(lambda to=write, at=places: copy_for_ever(at, 1, to, sizes=(LARGE,)))
+        os.close(write)
+        assert os.read(read, 1) == b".", "it died by itself"
+        os.close(read)
+        SYSTEM_CLOCK.sleep(dice.random() * 3 * MOST_S)
+        os.kill(pid, signal.SIGKILL)
+        assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
+        reached, broken = check(places)
+        inside += reached == 1 and broken
+        for fd, _ in made:
+            os.close(fd)
+    print(f"{inside} of 60 kills fell into the first copy to the second arena")
+    assert inside >= 10
