@@ -12,7 +12,7 @@ import re
 import signal
 import subprocess
 import tempfile
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 from PIL import Image
@@ -31,7 +31,8 @@ from elastic.local.follow import Follower
 from elastic.observe.screen import screen
 from elastic.observe.top_screen import TopApp
 from elastic.observe.watching import Watched
-from tests.harness.board import Prometheus, draw_board
+from tests.harness.board import draw_board
+from tests.harness.prometheus import Prometheus
 
 PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
 STEPS = 200
@@ -50,7 +51,7 @@ def main() -> None:
         "ELASTIC__CHECKPOINT__SAVE_INTERLEAVED_STEPS": "20",
         "ELASTIC__METRICS__PORT": "19600",
     }
-    with EtcdServer(work / "etcd") as etcd, Prometheus(work / "prometheus", targets=targets) as prometheus:
+    with EtcdServer(work / "etcd") as etcd, closing(Prometheus(work, targets=targets)) as prometheus:
         spec = ClusterSpec(directory=work, etcd_endpoint=etcd.endpoint, environ=environ)
         with Cluster(spec) as run:
             begin_s = play(run, targets)
