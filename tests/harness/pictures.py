@@ -64,7 +64,7 @@ def main() -> None:
         assert elastic(["report", str(run.save_path), "-o", str(report)]) == 0
     shoot(report, "report.png", width=1000, height=1500)
     shoot(report, "report-phone-dark.png", width=400, height=1500, dark=True)
-    shoot(work / "board.html", "dashboard.png", width=1200, height=1500)
+    shoot(work / "board.html", "dashboard.png", width=1200, height=2000)
     print("\n".join(f"{path.name}: {path.stat().st_size / 1000:.0f} kB" for path in sorted(PICTURES.iterdir())))
 
 
