@@ -206,6 +206,9 @@ class Agent(LocalElasticAgent):
                 break
             left_s = max(0.0, min(until_s, found.until_s) - now_s)
             workers.wait(limit_s=None if math.isinf(left_s) else left_s)
+        regroup = self._stage.coordinator.regroup()
+        if known is None and regroup is not None and regroup.ends:
+            self._ending(regroup)  # the workers of others were told a moment earlier, and ours went along
         return self._settle(workers)
 
     def _goes_on(self, workers: WorkerProcesses) -> bool:

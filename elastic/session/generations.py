@@ -118,7 +118,11 @@ class Generations:
             self.course.pause()
             leave(self.group, broken=lost)
             left, step = self.world.generation, self.course.iteration
-            world = self.staying.wait(lost=lost, generation=left, step=step, text=text, environ=self._environ)
+            saved = not lost and self.stepping is not None and self.stepping.saved
+            world = self.staying.wait(
+                lost=lost, generation=left, step=step, text=text, environ=self._environ,
+                ends=self._leaving.leaves if saved else lambda: False,
+            )  # fmt: skip
             if world is None:
                 self._save_alone(self.course)
                 raise self._leaving.ending(step)

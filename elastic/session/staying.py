@@ -7,11 +7,12 @@ one step and half of the next then.
 from __future__ import annotations
 
 import os
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 from torch.optim import Optimizer
 
+from elastic.errors import Regroup
 from elastic.link import Link, Stays
 from elastic.world import World
 
@@ -54,21 +55,25 @@ class Staying:
         self._touched = False
 
     def wait(
-        self, *, lost: bool, generation: int, step: int, text: str, environ: MutableMapping[str, str]
-    ) -> World | None:
+        self, *, lost: bool, generation: int, step: int, text: str, environ: MutableMapping[str, str],
+        ends: Callable[[], bool] = lambda: False,
+    ) -> World | None:  # fmt: skip
         """Tell the agent, and wait for the next place; None where there will be none, and what is here is to be saved.
 
         A signal meanwhile is the agent's to act upon: it knows whether others have what this worker has.
 
         Args:
             environ: of this process, brought up to date with the place.
+            ends: whether what is here is saved and this worker is to end: the word for it may come a moment late.
 
         Raises:
-            Fenced: the agent is gone.
+            Fenced: the agent is gone. Regroup: it `ends`.
         """
         link = self._link
         link.send_stays(Stays(generation=generation, lost=lost, step=step, text=text))
         while (place := link.next_place(limit_s=_LOOK_S)) is None:
+            if ends():
+                raise Regroup(text)
             if link.keep_wanted:
                 return None
         _redirect(place.stdout, fd=1)

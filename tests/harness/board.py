@@ -7,20 +7,13 @@ from __future__ import annotations
 import html
 import json
 import math
-import shutil
-import subprocess
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
-from elastic.local.etcd import free_port
+from tests.harness.prometheus import Prometheus
 
 DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana" / "dashboard.json"
-_STEP_S = 1
 _COLOURS = ("#0b62c4", "#d97706", "#146c2e", "#7a4fbf", "#b3261e", "#0e7490", "#a16207", "#596069")
 _STYLE = """body{margin:0;padding:12px;background:#111418;color:#e6e8ea;font:13px system-ui,sans-serif}
 main{display:grid;grid-template-columns:repeat(12,1fr);gap:8px}
@@ -39,48 +32,6 @@ class Series:
     points: tuple[tuple[float, float], ...]
 
 
-class Prometheus:
-    """A server on loopback that scrapes the targets of a file each second. A context manager."""
-
-    def __init__(self, directory: Path, *, targets: Path) -> None:
-        binary = shutil.which("prometheus")
-        assert binary is not None, "prometheus is not installed: apt-get install prometheus"
-        directory.mkdir()
-        discovered = {"files": [str(targets)], "refresh_interval": "1s"}
-        scrape = [{"job_name": "elastic", "file_sd_configs": [discovered]}]
-        config = {"global": {"scrape_interval": "1s"}, "scrape_configs": scrape}
-        (directory / "prometheus.yml").write_text(json.dumps(config))
-        self.url = f"http://127.0.0.1:{free_port()}"
-        self._log = (directory / "log").open("w")
-        command = [binary, f"--config.file={directory}/prometheus.yml", f"--storage.tsdb.path={directory}/data"]
-        command.append(f"--web.listen-address={self.url.removeprefix('http://')}")
-        self._process = subprocess.Popen(command, stdout=self._log, stderr=self._log)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.terminate()
-        self._process.wait(timeout=30)
-        self._log.close()
-
-    def ask(self, expression: str, *, begin_s: float, end_s: float) -> list[Series]:
-        """A query over a span of time. Raises OSError where there is no answer."""
-        query = urllib.parse.urlencode({"query": expression, "start": begin_s, "end": end_s, "step": _STEP_S})
-        try:
-            with urllib.request.urlopen(f"{self.url}/api/v1/query_range?{query}", timeout=30) as answer:
-                found = json.load(answer)["data"]["result"]
-        except urllib.error.HTTPError as error:
-            raise AssertionError(f"{expression}: {error.read().decode()}") from error
-        return [
-            Series(
-                name=", ".join(f"{k} {v}" for k, v in sorted(each["metric"].items()) if k not in ("job", "__name__")),
-                points=tuple((float(at), float(value)) for at, value in each["values"] if value != "NaN"),
-            )
-            for each in found
-        ]
-
-
 def draw_board(prometheus: Prometheus, *, begin_s: float, end_s: float) -> str:
     """The dashboard as a page, panel for panel; those of tables are left out."""
     parts = []
@@ -88,7 +39,7 @@ def draw_board(prometheus: Prometheus, *, begin_s: float, end_s: float) -> str:
         title = html.escape(panel["title"])
         if panel["type"] == "row":
             parts.append(f"<h1>{title}</h1>")
-        elif panel["type"] in ("stat", "timeseries"):
+        elif panel["type"] in ("stat", "timeseries", "heatmap"):
             series = [one for target in panel["targets"] for one in _ask(prometheus, target["expr"], begin_s, end_s)]
             body = _stat(series) if panel["type"] == "stat" else _plot(series, begin_s=begin_s, end_s=end_s)
             parts.append(f'<section class="{panel["type"]}"><h2>{title}</h2>{body}</section>')
@@ -97,7 +48,11 @@ def draw_board(prometheus: Prometheus, *, begin_s: float, end_s: float) -> str:
 
 def _ask(prometheus: Prometheus, expression: str, begin_s: float, end_s: float) -> Iterator[Series]:
     asked = expression.replace("$__rate_interval", "10s").replace("$job", "elastic").replace(":15s]", ":1s]")
-    yield from (one for one in prometheus.ask(asked, begin_s=begin_s, end_s=end_s) if one.points)
+    for each in prometheus.span(asked, begin_s=begin_s, end_s=end_s):
+        labels = sorted((name, value) for name, value in each["metric"].items() if name not in ("job", "__name__"))
+        points = tuple((float(at), float(value)) for at, value in each["values"] if value != "NaN")
+        if points:
+            yield Series(name=", ".join(f"{name} {value}" for name, value in labels), points=points)
 
 
 def _stat(series: Sequence[Series]) -> str:

@@ -12,7 +12,7 @@ import re
 import signal
 import subprocess
 import tempfile
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 from PIL import Image
@@ -31,7 +31,8 @@ from elastic.local.follow import Follower
 from elastic.observe.screen import screen
 from elastic.observe.top_screen import TopApp
 from elastic.observe.watching import Watched
-from tests.harness.board import Prometheus, draw_board
+from tests.harness.board import draw_board
+from tests.harness.prometheus import Prometheus
 
 PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
 STEPS = 200
@@ -50,7 +51,7 @@ def main() -> None:
         "ELASTIC__CHECKPOINT__SAVE_INTERLEAVED_STEPS": "20",
         "ELASTIC__METRICS__PORT": "19600",
     }
-    with EtcdServer(work / "etcd") as etcd, Prometheus(work / "prometheus", targets=targets) as prometheus:
+    with EtcdServer(work / "etcd") as etcd, closing(Prometheus(work, targets=targets)) as prometheus:
         spec = ClusterSpec(directory=work, etcd_endpoint=etcd.endpoint, environ=environ)
         with Cluster(spec) as run:
             begin_s = play(run, targets)
@@ -63,7 +64,7 @@ def main() -> None:
         assert elastic(["report", str(run.save_path), "-o", str(report)]) == 0
     shoot(report, "report.png", width=1000, height=1500)
     shoot(report, "report-phone-dark.png", width=400, height=1500, dark=True)
-    shoot(work / "board.html", "dashboard.png", width=1200, height=1500)
+    shoot(work / "board.html", "dashboard.png", width=1200, height=2000)
     print("\n".join(f"{path.name}: {path.stat().st_size / 1000:.0f} kB" for path in sorted(PICTURES.iterdir())))
 
 

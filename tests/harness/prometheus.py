@@ -130,14 +130,16 @@ class Alertmanager(Server):
 
 
 class Prometheus(Server):
-    """Scrapes and evaluates each second; finds its targets in a file, its rules in ours."""
+    """Scrapes and evaluates each second; finds its targets in a file, its rules in ours, if any."""
 
-    def __init__(self, directory: Path, *, targets: Path, rules: Path, alertmanager: Alertmanager) -> None:
-        place = alertmanager.url.removeprefix("http://")
+    def __init__(
+        self, directory: Path, *, targets: Path, rules: Path | None = None, alertmanager: Alertmanager | None = None
+    ) -> None:
+        places = [] if alertmanager is None else [alertmanager.url.removeprefix("http://")]
         config = {
             "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
-            "rule_files": [str(rules)],
-            "alerting": {"alertmanagers": [{"static_configs": [{"targets": [place]}]}]},
+            "rule_files": [] if rules is None else [str(rules)],
+            "alerting": {"alertmanagers": [{"static_configs": [{"targets": places}]}]},
             "scrape_configs": [
                 {
                     "job_name": "elastic",
@@ -159,6 +161,12 @@ class Prometheus(Server):
     def query(self, expression: str) -> list[dict[str, Any]]:
         """The series that a query gives now."""
         found = ask(f"{self.url}/api/v1/query?{urllib.parse.urlencode({'query': expression})}")
+        return [] if found is None else found["data"]["result"]
+
+    def span(self, expression: str, *, begin_s: float, end_s: float) -> list[dict[str, Any]]:
+        """The series that a query gives from one Unix time to another, each second."""
+        asked = {"query": expression, "start": begin_s, "end": end_s, "step": 1}
+        found = ask(f"{self.url}/api/v1/query_range?{urllib.parse.urlencode(asked)}")
         return [] if found is None else found["data"]["result"]
 
     def number(self, expression: str) -> float | None:

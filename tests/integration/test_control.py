@@ -33,7 +33,6 @@ def test_a_job_is_made_smaller_larger_paused_and_resumed(
         run.wait_step(5, world_size=2)
         ask(run, etcd, "scale", "1:1")
         smaller = run.wait_step(10, world_size=1)
-        assert not nodes[1].workers(), "a spare's workers have ended"
         ask(run, etcd, "scale", "1:2")
         larger = run.wait_step(smaller.event.iteration, world_size=2, after=smaller.generation)
         ask(run, etcd, "pause")

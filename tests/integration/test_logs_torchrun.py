@@ -40,5 +40,5 @@ def test_lines_of_workers_have_their_nodes_directory_and_rank(
     capsys.readouterr()
     assert main(["logs", str(run.save_path), f"--log-dir={tmp_path / 'logs'}"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    told = [line for line in lines if re.match(r"\[\S+ r0\] .*step 20  loss", line)]
+    told = [line for line in lines if re.match(r"\[\S+ r0\] .*run finished at step 20", line)]
     assert len(told) == 1, "rank 0 told it, and it is shown once"

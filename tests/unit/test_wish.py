@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import threading
 
 import pytest
 
@@ -15,7 +16,6 @@ from elastic.rendezvous.memory import MemoryServer, MemoryStore
 from elastic.rendezvous.model import Phase, World, world_to_json
 from elastic.rendezvous.wish import NO_WISH, What, Wish, paused, resumed, scaled, wish_from_json, wish_to_json
 from elastic.rendezvous.wish_watch import WishWatch
-from tests.harness.store_contract import Heard
 
 KEYS = Keys.of(prefix="/jobs", job_id="j")
 AT_WORK = World(
@@ -31,14 +31,34 @@ def store():
     store.close()
 
 
+class News:
+    """Wakes who waits for a watch to have told something."""
+
+    def __init__(self):
+        self._changed = threading.Condition()
+
+    def ring(self):
+        with self._changed:
+            self._changed.notify_all()
+
+    def until(self, condition):
+        with self._changed:
+            assert self._changed.wait_for(condition, timeout=10)
+
+
 @pytest.fixture
-def listen(store):
+def news():
+    return News()
+
+
+@pytest.fixture
+def listen(store, news):
     """Lead; what there is to know and what was told."""
     watches = []
 
     def listen():
         told = []
-        watch = WishWatch(store, keys=KEYS, emit=told.append, on_change=lambda: None)
+        watch = WishWatch(store, keys=KEYS, emit=told.append, on_change=news.ring)
         watches.append(watch)
         watch.start()
         return watch, told
@@ -102,42 +122,42 @@ def test_a_wish_is_not_left_to_the_job_that_is_started_after_one_that_ends_meanw
     assert store.get(KEYS.wish) is None
 
 
-def test_the_leader_hears_of_each_wish_and_the_next_leader_of_none_again(store, listen):
+def test_the_leader_hears_of_each_wish_and_the_next_leader_of_none_again(store, listen, news):
     watch, told = listen()
-    Heard().wait_for(lambda: watch.wish == NO_WISH)
+    news.until(lambda: watch.wish == NO_WISH)
     ask(store, keys=KEYS, change=smaller)
     ask(store, keys=KEYS, change=rest)
-    Heard().wait_for(lambda: watch.wish.paused)
+    news.until(lambda: watch.wish.paused)
     watch.tell()
     assert told == [
         WishHeard(what="scale", min_nodes=1, max_nodes=2, reason="ann"),
         WishHeard(what="pause", min_nodes=1, max_nodes=2, reason="bob"),
     ]
     later, again = listen()
-    Heard().wait_for(lambda: later.wish is not None and later.wish.paused and later.wish.told)
+    news.until(lambda: later.wish is not None and later.wish.paused and later.wish.told)
     later.tell()
     assert again == []
 
 
-def test_what_was_asked_while_nobody_led_is_told_by_the_next_leader(store, listen):
+def test_what_was_asked_while_nobody_led_is_told_by_the_next_leader(store, listen, news):
     ask(store, keys=KEYS, change=rest)
     watch, told = listen()
-    Heard().wait_for(lambda: watch.wish is not None)
+    news.until(lambda: watch.wish is not None)
     watch.tell()
     assert [event.what for event in told] == ["pause"]
 
 
-def test_a_wish_ends_with_its_key_and_what_is_none_is_passed_over(store, listen):
+def test_a_wish_ends_with_its_key_and_what_is_none_is_passed_over(store, listen, news):
     watch, _told = listen()
     ask(store, keys=KEYS, change=rest)
-    Heard().wait_for(lambda: watch.wish is not None and watch.wish.paused)
+    news.until(lambda: watch.wish is not None and watch.wish.paused)
     store.put(KEYS.wish, "no wish")
     ask(store, keys=KEYS, change=smaller)
-    Heard().wait_for(lambda: watch.wish.max_nodes == 2 and not watch.wish.paused)
+    news.until(lambda: watch.wish.max_nodes == 2 and not watch.wish.paused)
     store.put(KEYS.wish, json.dumps({"what": "pause", "paused": True, "reason": "a later version", "new": 1}))
-    Heard().wait_for(lambda: watch.wish.reason == "a later version")
+    news.until(lambda: watch.wish.reason == "a later version")
     store.transact([], ops=[Delete(KEYS.wish)])
-    Heard().wait_for(lambda: watch.wish == NO_WISH)
+    news.until(lambda: watch.wish == NO_WISH)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"what":"dance"}', '{"what":"scale","min_nodes":3,"max_nodes":2}'])
