@@ -22,7 +22,8 @@ def assert_one_world_per_generation(run: Cluster) -> None:
     """Nobody saw another world than the others, and nobody went back."""
     worlds: dict[int, set[tuple[str, ...]]] = {}
     seen: dict[str, list[int]] = {}
-    for record in run.follower.records:
+    # By their times: a node's two agents have a file each, and which of them is read first says nothing.
+    for record in sorted(run.follower.records, key=lambda record: record.time_s):
         if isinstance(record.event, WorldFormed):
             worlds.setdefault(record.generation, set()).add(record.event.nodes)
             seen.setdefault(record.node, []).append(record.generation)
