@@ -31,6 +31,7 @@ def fragments(directory: Path) -> set[int]:
     return {max([1, *each["axis_fragmentations"]]) for each in facts.values()}
 
 
+@pytest.mark.exhaustive
 def test_the_default_job_on_two_nodes(tmp_path: Path, etcd: EtcdServer) -> None:
     expected = lineage_losses(run_alone(tmp_path / "alone", steps=20, **DEFAULT_JOB))
     with cluster(tmp_path, etcd.endpoint, steps=20, **DEFAULT_JOB, **FSDP2) as run:

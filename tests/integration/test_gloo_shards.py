@@ -33,7 +33,8 @@ def test_any_world_restores_what_any_other_saved(plan, tmp_path):
     assert {stage["tier"] for stage in stages if stage["at"] > 1} == {"disk"}
 
 
-@pytest.mark.parametrize("plan", [ONE_LESS, pytest.param(OFTEN, marks=pytest.mark.exhaustive)], ids=["quick", "often"])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("plan", [ONE_LESS, OFTEN], ids=["quick", "often"])
 def test_the_same_from_memory_where_no_more_than_one_node_is_lost_at_a_time(plan, tmp_path):
     stages = live(plan, tmp_path, SHARDS_MEMORY=str(tmp_path / "memory"))
     known = itertools.pairwise(plan)

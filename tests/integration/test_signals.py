@@ -51,6 +51,7 @@ def test_before_anybody_else_is_there(tmp_path: Path, etcd: EtcdServer) -> None:
         assert run.wait_exit("a", limit_s=10) == 75
 
 
+@pytest.mark.exhaustive
 def test_a_worker_that_ignores_everything_is_gone_after_the_stop_time(tmp_path: Path, etcd: EtcdServer) -> None:
     job = {"ELASTIC__JOB__TARGET": "tests.harness.small_job:stuck"}
     with cluster(tmp_path, etcd.endpoint, steps=400, options=("--shutdown-timeout=2",), **job) as run:
@@ -96,6 +97,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path, etcd: EtcdServer) -> No
         assert all_gone(workers, limit_s=1)
 
 
+@pytest.mark.exhaustive
 def test_an_agent_killed_alone_leaves_no_orphan(tmp_path: Path, etcd: EtcdServer) -> None:
     with cluster(tmp_path, etcd.endpoint, steps=600) as run:
         for name in ("a", "b"):

@@ -73,7 +73,8 @@ def assert_same_bits(records: list[Record]) -> None:
     assert {key: found for key, found in losses.items() if len(found) > 1} == {}
 
 
-@pytest.mark.parametrize("rejoin", [pytest.param("true", marks=pytest.mark.exhaustive), "false"])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("rejoin", ["true", "false"])
 def test_worker_kill(tmp_path: Path, etcd: EtcdServer, undisturbed: dict[int, float], rejoin: str) -> None:
     with cluster(tmp_path, etcd.endpoint, steps=STEPS, ELASTIC__LAUNCH__REJOIN=rejoin) as run:
         for name in ("a", "b"):

@@ -108,6 +108,7 @@ def test_standard_files_are_the_agents_where_torchrun_redirects_nothing(ways):
     assert [worker.returncode for worker in ways.started] == [0, 0]
 
 
+@pytest.mark.exhaustive
 def test_a_worker_outlives_the_zygote_and_the_next_one_comes_from_another(own, pipes):
     ways = own()
     worker = ways.fork(ways.script(WAIT), files=pipes.files)
