@@ -25,7 +25,7 @@ def run(args: argparse.Namespace, rest: Sequence[str]) -> ExitCode:
 
     if rest:
         raise UsageError(f"unexpected arguments: {' '.join(rest)}")
-    reason = args.reason or job_place.reason_of(args)
+    reason = job_place.reason_of(args)
     with job_place.job_keys(args) as (store, keys):
         asked = drain(store, keys=keys, node=args.node, reason=reason)
     several = f" ({len(asked)} agents)" if len(asked) > 1 else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -9,15 +10,20 @@ from elastic.errors import UsageError
 
 
 def write_whole(path: Path, text: str) -> None:
-    """What was there stays until the new content is complete.
+    """What was there stays until the new content is complete. What is no regular file (a pipe, a device) is written to.
 
     Raises:
         UsageError: it cannot be written.
     """
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    target = path.resolve()  # a link is no name to be taken over
+    draft = target.with_name(f".{target.name}.{os.getpid()}")
     try:
+        if target.exists() and not target.is_file():
+            target.write_text(text, encoding="utf-8")
+            return
         draft.write_text(text, encoding="utf-8")
-        draft.replace(path)
+        draft.replace(target)
     except OSError as error:
-        draft.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
         raise UsageError(f"{path} cannot be written: {error.strerror}; name another file with -o") from error

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from elastic.cli.etcd_place import options_of
+from elastic.observe.words import plain
 
 if TYPE_CHECKING:
     from elastic.rendezvous.keys import Keys
@@ -48,7 +49,7 @@ def job_keys(args: argparse.Namespace) -> Iterator[tuple[KeyValueStore, Keys]]:
 
 def reason_of(args: argparse.Namespace) -> str:
     """Who asks, and why if that was said."""
-    why = f": {args.reason}" if args.reason else ""
+    why = f": {plain(args.reason)}" if args.reason else ""
     return f"asked by {_user()} at {socket.gethostname()}{why}"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -81,7 +82,7 @@ class Reader:
         except FileNotFoundError:
             return  # Rotated away just now: it is found under its other name next time.
         with opened:
-            stat = file.path.stat()
+            stat = os.fstat(opened.fileno())
             key = (stat.st_dev, stat.st_ino)
             begin = self._read_bytes.get(key, 0)
             opened.seek(begin if begin <= stat.st_size else 0)

@@ -105,7 +105,7 @@ def _create(parameters: RendezvousParameters, *, argv: Sequence[str], environ: M
             parameters,
             settings=settings,
             job_id=identity.job_id,
-            node=environ.get(NODE) or socket.gethostname(),
+            node=node_of(environ),
             environ=environ,
             clock=SYSTEM_CLOCK,
         )
@@ -137,6 +137,18 @@ def _check_split(settings: Settings, *, min_workers: int) -> None:
             f"a global batch of {batch} samples cannot be split over the {min_workers} workers that --nnodes asks for "
             f"at least; raise training.global_batch_size to {min_workers} or more, or lower the minimum"
         )
+
+
+def node_of(environ: Mapping[str, str]) -> str:
+    """This node's name.
+
+    Raises:
+        UsageError: it cannot be part of a file's name, as those of the node's events and logs are made of it.
+    """
+    name = environ.get(NODE) or socket.gethostname()
+    if not name.isprintable() or "/" in name or name.startswith("."):
+        raise UsageError(f"{NODE} is {name!r}: a node's name has no slash, no control character and no dot in front")
+    return name
 
 
 def _sharing(settings: Settings, command: Command, *, nodes: range) -> str:

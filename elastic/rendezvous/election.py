@@ -120,6 +120,9 @@ class Election:
             except StoreError as error:
                 _log.warning("election: %s", error)
                 found = False
+            except Exception:  # noqa: BLE001 - a thread that ends would keep the lead, and nobody would decide any more
+                _log.exception("election: a defect; it is tried again")
+                found = False
             if not found:
                 self._looks = True
                 self._wake.wait(_RETRY_S)

@@ -113,7 +113,7 @@ class Leader:
             now_s = self._clock.monotonic_s()
             view = observe(view, world=self._world, members=members, now_s=now_s)
             verdict = decide(view, now_s=now_s)
-            self._say(verdict)
+            self._say(verdict, needed=view.limits.min_nodes)
             took_s = self._clock.monotonic_s() - began_s
             match verdict:
                 case Wait(until_s=until_s, awaited=awaited):
@@ -199,14 +199,13 @@ class Leader:
             reason = self._evicted.pop(seat.agent, "its lease ended")
             self._emit(NodeLost(lost=seat.node, reason=f"{reason}; generation {formed.generation} goes on without it"))
 
-    def _say(self, verdict: Verdict) -> None:
-        """Log a decision, once for as long as its reason stays the same."""
+    def _say(self, verdict: Verdict, *, needed: int) -> None:
+        """Log a decision, once for as long as its reason stays the same. `needed`: the fewest nodes of a world."""
         said = f"{type(verdict).__name__.lower()}: {verdict.reason}"
         if said != self._said:
             self._said = said
             _log.log(logging.DEBUG if isinstance(verdict, Wait | Probe) else logging.INFO, "leader: %s", said)
             if isinstance(verdict, Wait) and verdict.short:
-                needed = self._limits.min_nodes
                 self._emit(NodesAwaited(here=needed - verdict.short, needed=needed, reason=verdict.reason))
 
     def _on_members(self, update: Update) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import re
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -127,6 +128,8 @@ def _convert(field: str, value: Any, *, name: str, values: dict[str, Any], probl
     try:
         converted = kind(value)
     except ValueError:
+        converted = math.nan
+    if kind is not str and not math.isfinite(converted):
         problems.append(Problem(where=f"--rdzv-conf {name}", what=f"{value!r} is not a number"))
         return
     if kind is not str and converted < 0:

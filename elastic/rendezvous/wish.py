@@ -80,7 +80,11 @@ def wish_from_json(text: str) -> Wish:
         raw = json.loads(text)
         known = {field.name for field in dataclasses.fields(Wish)}
         wish = Wish(**{name: value for name, value in raw.items() if name in known} | {"what": What(raw["what"])})
-        if not (isinstance(wish.paused, bool) and 0 <= wish.min_nodes <= wish.max_nodes):
+        for field in dataclasses.fields(Wish):
+            held, meant = getattr(wish, field.name), type(getattr(NO_WISH, field.name))
+            if type(held) is not meant:  # a bool would pass for an int, too
+                raise ValueError(f"{field.name} is {held!r}, not {meant.__name__}")
+        if not 0 <= wish.min_nodes <= wish.max_nodes:
             raise ValueError("it is out of range")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StoreError(

@@ -31,8 +31,7 @@ class TensorBoardRun:
         """Purge what was told of later samples."""
         self.close()
         self._let_a_second_pass()
-        purge = samples + 1 if samples else None
-        self._writer = SummaryWriter(self._directory, purge_step=purge)
+        self._writer = SummaryWriter(self._directory, purge_step=samples + 1)
         return samples
 
     def _let_a_second_pass(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import queue
@@ -52,8 +53,9 @@ class Tracking:
         """Let it take what waits, for a while."""
         self._over = True
         if self._thread is not None and self._thread.is_alive():
-            self._queue.put(None)
-            self._thread.join(_CLOSE_S)
+            with contextlib.suppress(queue.Full):  # a tool that hangs, with all the room taken
+                self._queue.put(None, timeout=_CLOSE_S)
+                self._thread.join(_CLOSE_S)
 
     def _run(self) -> None:
         tracker: Tracker | None = None

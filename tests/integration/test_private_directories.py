@@ -10,14 +10,15 @@ import pytest
 from elastic.checkpoint.layout import COMMON, MANIFEST, TRACKER, iteration_dir
 from elastic.checkpoint.storage import PosixStorage
 from elastic.checkpoint.survey import survey
-from elastic.events import Notice, StepCommitted, read_records
+from elastic.events import Notice, Record, Restored, StepCommitted, read_records
 from elastic.local.cluster import Cluster
 from elastic.local.etcd import EtcdServer
 from tests.harness.survival import cluster, durable, exact_account, lineage_losses, restored_steps, run_alone
 
 pytestmark = pytest.mark.integration
 
-STEPS = 250
+STEPS = 700
+"""Enough for a node that comes back to import everything while the others, which stay, train on."""
 
 
 class Apart:
@@ -62,9 +63,13 @@ class Apart:
         assert len(manifests) == 1
 
 
+NOTHING_BUT_DISKS = {"ELASTIC__LAUNCH__REJOIN": "false", "ELASTIC__CHECKPOINT__MEMORY_EVERY_STEPS": "0"}
+
+
 @pytest.fixture
-def apart(tmp_path: Path, etcd: EtcdServer):
-    with cluster(tmp_path, etcd.endpoint, steps=STEPS, options=(f"--rdzv-id={tmp_path.name}",)) as run:
+def apart(request: pytest.FixtureRequest, tmp_path: Path, etcd: EtcdServer):
+    environ = getattr(request, "param", {})
+    with cluster(tmp_path, etcd.endpoint, steps=STEPS, options=(f"--rdzv-id={tmp_path.name}",), **environ) as run:
         yield Apart(tmp_path, run)
 
 
@@ -81,8 +86,19 @@ def assert_same_losses(run: Cluster, undisturbed: dict[int, float]) -> None:
         assert losses[step] == pytest.approx(undisturbed[step], rel=1e-5), f"step {step}"
 
 
+def travelled(record: Record) -> bool:
+    return isinstance(record.event, Notice) and "files travel to the places [2]" in record.event.text
+
+
+def from_a_peer(record: Record) -> bool:
+    return isinstance(record.event, Restored) and (record.node, record.event.tier) == ("c", "peer")
+
+
 @pytest.mark.exhaustive
-def test_a_replacement_with_an_empty_disk_gets_the_state_from_the_others(apart: Apart, undisturbed) -> None:
+@pytest.mark.parametrize(
+    ("apart", "brought"), [(NOTHING_BUT_DISKS, travelled), ({}, from_a_peer)], indirect=["apart"], ids=["files", "peer"]
+)
+def test_a_replacement_with_an_empty_disk_gets_the_state_from_the_others(apart: Apart, brought, undisturbed) -> None:
     run = apart.run
     apart.start("a", "b", "c")
     run.wait_step(60, world_size=3)
@@ -93,10 +109,7 @@ def test_a_replacement_with_an_empty_disk_gets_the_state_from_the_others(apart: 
     apart.lose_disk("c")
     at = run.now()
     apart.start("c")
-    brought = run.wait(
-        lambda r: isinstance(r.event, Notice) and "files travel" in r.event.text, what="files", limit_s=60, since=at
-    )
-    assert "[2]" in brought.event.text  # type: ignore[attr-defined]
+    run.wait(brought, what="its state", limit_s=60, since=at)
     run.wait_step(80, world_size=3, since=at)
     assert [run.wait_exit(name) for name in ("a", "b", "c")] == [0, 0, 0]
     assert exact_account(run).steps == STEPS

@@ -210,7 +210,7 @@ def test_a_run_under_torchrun_saves_there_and_comes_back(tmp_path: Path, etcd: E
             assert [run.wait_exit(name, limit_s=200) for name in ("a", "b")] == [0, 0]
             assert exact_account(run).steps == 150
             assert unlucky.fired > 5
-            told = "".join(path.read_text() for path in [*tmp_path.glob("*.log"), *(here / "events").iterdir()])
+            told = "".join(path.read_text() for path in [*tmp_path.glob("*.log"), *(here / "events").rglob("*.json*")])
             assert SECRET not in told
     finally:
         shutil.rmtree(here)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import threading
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from torch.distributed.launcher import api as launcher
 from elastic.config.load import with_overrides
 from elastic.config.model import LaunchSettings, Settings
 from elastic.errors import UsageError
-from elastic.launch.entry import Command, _check_split, _ready_workers, _sharing, torchrun_command
+from elastic.launch.entry import Command, _check_split, _ready_workers, _sharing, node_of, torchrun_command
 from elastic.launch.signals import LeaveSignals
 from elastic.launch.torch_details import (
     TorchChanged,
@@ -262,3 +263,14 @@ def test_a_worker_that_cannot_begin_ends_with_64_and_one_message(arguments, word
 )
 def test_threads_of_a_worker(wanted, environ, told):
     assert threads_for(wanted, environ=environ).get("OMP_NUM_THREADS") == told
+
+
+@pytest.mark.parametrize("name", ["rack1/n1", "../n1", "..", ".n1", "n\n1", "n\x001"])
+def test_a_name_that_files_cannot_be_made_of_is_refused(name):
+    with pytest.raises(UsageError, match="no slash, no control character and no dot in front"):
+        node_of({"ELASTIC_NODE": name})
+
+
+def test_a_node_is_named_by_its_variable_or_its_host():
+    assert node_of({"ELASTIC_NODE": "n-1.rack_2 ü"}) == "n-1.rack_2 ü"
+    assert node_of({}) == node_of({"ELASTIC_NODE": ""}) == socket.gethostname()

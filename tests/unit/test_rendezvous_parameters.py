@@ -101,3 +101,9 @@ def test_all_problems_at_once_with_a_suggestion():
     assert "--rdzv-conf late_wait_s: 'soon' is not a number" in message
     assert "--rdzv-conf first_wait_s: '-1' is less than 0" in message
     assert "'gopher' is neither http nor https" in message
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_a_time_without_end_is_no_number(value):
+    with pytest.raises(ConfigError, match=f"call_timeout_s: '{value}' is not a number"):
+        options(call_timeout_s=value)

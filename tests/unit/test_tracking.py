@@ -10,6 +10,7 @@ from elastic.config.load import resolve
 from elastic.errors import ConfigError, UsageError
 from elastic.events import Evaluated, Restored, StepCommitted
 from elastic.session.tracked import tracked_run
+from elastic.tracking import tracking as tracking_module
 from elastic.tracking.curves import Begin, Curves, Point
 from elastic.tracking.tracking import Tracking, check_there, open_tracker
 
@@ -92,6 +93,30 @@ def test_what_a_tool_raises_ends_the_tracking_alone_and_is_told_once():
     assert said == ["tracking has ended, training goes on: OSError: no route to host"]
 
 
+def test_a_tool_that_hangs_holds_nobody_up(monkeypatch):
+    monkeypatch.setattr(tracking_module, "_MOST_WAITING", 5)
+    monkeypatch.setattr(tracking_module, "_CLOSE_S", 0.05)
+    began, may_go = threading.Event(), threading.Event()
+
+    class Hangs(Fake):
+        def begin(self, samples):
+            began.set()
+            assert may_go.wait(10)
+            return samples
+
+    said = []
+    run = tracking(Hangs(), tell=said.append)
+    run(restored(0))
+    assert began.wait(10)
+    for number in range(1, 20):
+        run(step(number))
+    run.close()
+    assert said == ["the tracker takes no points: 5 wait for it"]
+    assert not may_go.is_set()
+    may_go.set()
+    run.close()
+
+
 def test_nothing_is_opened_before_the_run_goes_on_from_somewhere():
     opened = []
     run = Tracking(lambda: opened.append(1) or Fake(), every_steps=1, tell=print)
@@ -105,7 +130,7 @@ def test_tensorboard_curves_rise_strictly_through_three_kills(tmp_path):
 
     settings = resolve([f"--checkpoint.save_path={tmp_path}", "--tracking.to=tensorboard"], environ={}).settings
     last = 0
-    for life, (begins, ends) in enumerate([(0, 20), (12, 31), (25, 33), (30, 40)]):
+    for life, (begins, ends) in enumerate([(0, 9), (0, 20), (12, 31), (25, 33), (30, 40)]):
         run = Tracking(
             lambda: open_tracker("tensorboard", tracked_run(settings, job_id="j")), every_steps=1, tell=pytest.fail
         )
@@ -118,7 +143,7 @@ def test_tensorboard_curves_rise_strictly_through_three_kills(tmp_path):
     found.Reload()
     points = found.Scalars("loss")
     assert [point.step for point in points] == [number * BATCH for number in range(1, last + 1)]
-    assert [point.value for point in points] == [0.0] * 12 + [1.0] * 13 + [2.0] * 5 + [3.0] * 10
+    assert [point.value for point in points] == [1.0] * 12 + [2.0] * 13 + [3.0] * 5 + [4.0] * 10
 
 
 def test_every_start_of_a_run_has_its_name_and_no_other_run_does(tmp_path):

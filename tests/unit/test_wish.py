@@ -160,7 +160,21 @@ def test_a_wish_ends_with_its_key_and_what_is_none_is_passed_over(store, listen,
     news.until(lambda: watch.wish == NO_WISH)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"what":"dance"}', '{"what":"scale","min_nodes":3,"max_nodes":2}'])
+NO_WISHES = [
+    "",
+    "[]",
+    "{}",
+    '{"what":"dance"}',
+    '{"what":"scale","min_nodes":3,"max_nodes":2}',
+    '{"what":"scale","min_nodes":1,"max_nodes":2.5}',
+    '{"what":"scale","min_nodes":false,"max_nodes":true}',
+    '{"what":"scale","min_nodes":"1","max_nodes":"2"}',
+    '{"what":"pause","paused":1}',
+    '{"what":"pause","paused":true,"reason":["x"]}',
+]
+
+
+@pytest.mark.parametrize("text", NO_WISHES)
 def test_what_is_no_wish_says_so(text):
     with pytest.raises(StoreError, match="is no wish"):
         wish_from_json(text)
