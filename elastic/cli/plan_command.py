@@ -37,7 +37,7 @@ def run(args: argparse.Namespace, rest: Sequence[str]) -> ExitCode:
     stand = _stand(manifest_of(args.save_path, iteration=args.iteration))
     world_size = stand.world_size if args.nodes is None else args.nodes * args.nproc
     batch = stand.global_batch_size if args.gbs is None else args.gbs
-    if min(world_size, batch) < 1:
+    if min(world_size, batch, args.nproc, 1 if args.nodes is None else args.nodes) < 1:
         raise UsageError(f"a world of {world_size} with a global batch of {batch} cannot be: both start at 1")
     found = outlook(stand, world_size=world_size, global_batch_size=batch)
     if args.json:

@@ -117,3 +117,4 @@ def test_the_command_refuses_what_is_not_there(saved, capsys):
     assert main(["plan", saved, "--from", "4"]) == 64
     assert "holds no whole iteration 4; there are 3, 6, 7" in capsys.readouterr().err
     assert main(["plan", saved, "--nodes", "0"]) == 64
+    assert main(["plan", saved, "--nodes", "-2", "--nproc", "-1"]) == 64
