@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import signal
+import socket
 import time
 from pathlib import Path
 
@@ -42,9 +44,10 @@ def test_a_drained_node_leaves(tmp_path: Path, etcd: EtcdServer, capsys: pytest.
             run.start(name)
         run.wait_step(20, world_size=2)
         command = ["drain", "b", f"--rdzv-endpoint={etcd.endpoint}", f"--save-path={run.save_path}"]
-        assert main([*command, "--reason=new disk"]) == 0
+        assert main([*command, "--reason=new\x1b[2J disk"]) == 0
         assert "b was asked to leave" in capsys.readouterr().out
-        leaves(run, LeaveAsked(source="drain", reason="new disk"))
+        asked = f"asked by {getpass.getuser()} at {socket.gethostname()}: new [2J disk"
+        leaves(run, LeaveAsked(source="drain", reason=asked))
         assert main(command) == 64
         assert "no node 'b' takes part in this job" in capsys.readouterr().err
 
