@@ -36,6 +36,7 @@ class _Peer:
     socket: socket.socket
     lines: Lines = field(default_factory=Lines)
     pid: int = 0
+    """0: it has not said hello yet."""
     sending: threading.Lock = field(default_factory=threading.Lock)
     """Answers and requests come from different threads; a line must not end up inside another."""
 
@@ -68,7 +69,7 @@ class WorkerServer:
         """Ask something of all workers; those still starting up are asked as they connect."""
         with self._lock:
             self._asked = control
-            peers = list(self._peers.values())
+            peers = [peer for peer in self._peers.values() if peer.pid]
         for peer in peers:
             self._send(peer, {"control": control})
 
@@ -185,9 +186,8 @@ class WorkerServer:
         elif "failure" in message:
             self._callbacks.failure(peer.pid, Failure(**message["failure"]))
         elif "hello" in message:
-            peer.pid = message["hello"]["pid"]
-            with self._lock:
-                asked = self._asked
+            with self._lock:  # together, so that `ask_all` reaches it either itself or by this, and never twice
+                peer.pid, asked = message["hello"]["pid"], self._asked
             if asked is not None:
                 self._send(peer, {"control": asked})
         elif "stays" in message:

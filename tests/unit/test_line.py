@@ -151,6 +151,20 @@ def test_regroup_reaches_those_connected_and_those_still_to_come(agent):
         link.close()
 
 
+def test_what_is_asked_between_connection_and_hello_is_heard_once(agent):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as worker:
+        worker.connect(agent.server.path)
+        until(lambda: agent.server._peers)
+        agent.server.ask_all(Control.OVER)
+        assert not agent.server.ask(7, Control.KEEP), "nobody has said to be this worker"
+        worker.sendall(pack({"hello": {"rank": 0, "generation": 1, "pid": 7}}))
+        assert agent.server.hear_out(limit_s=LIMIT_S)
+        assert agent.server.ask(7, Control.KEEP)
+        worker.shutdown(socket.SHUT_WR)
+        heard = b"".join(iter(lambda: worker.recv(4096), b""))
+        assert [message["control"] for message in Lines().feed(heard)] == [Control.OVER, Control.KEEP]
+
+
 def test_many_workers_at_once(agent):
     def work(rank):
         link = agent.link(rank=rank, pid=rank)
@@ -286,6 +300,7 @@ def test_a_worker_that_stays_is_given_its_place_and_forgets_what_was_asked_befor
 
 def test_that_it_is_over_is_heard_whichever_comes_first(agent):
     link, heard = agent.link(pid=7), []
+    assert agent.server.hear_out(limit_s=LIMIT_S), "the hello is handled: the agent knows whom it gives a place"
     link.when_over(lambda: heard.append("of the last"))
     agent.server.ask_all(Control.OVER)
     until(lambda: heard)
