@@ -46,8 +46,8 @@ class StockRun:
         self._job = uuid.uuid4().hex[:8]
         self._agents: list[subprocess.Popen[bytes]] = []
 
-    def start(self) -> None:
-        """One more node."""
+    def start(self) -> subprocess.Popen[bytes]:
+        """One more node; returns its agent."""
         environ = {
             **os.environ,
             "STEP_LOG": str(self._log),
@@ -64,6 +64,7 @@ class StockRun:
         with (self._directory / f"agent{len(self._agents)}.log").open("wb") as out:
             agent = subprocess.Popen(command, env=environ, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
         self._agents.append(agent)
+        return agent
 
     def measure(self) -> StockResult:
         """Start three nodes, kill a worker, kill a node, let one join."""
@@ -78,6 +79,13 @@ class StockRun:
         return StockResult(
             start_s=None if started is None else started - began, worker_kill_s=worker, node_kill_s=node, join_s=join
         )
+
+    def first_step_s(self, *, world: int) -> float:
+        """Wall time of the first step at this world size. Raises RuntimeError after a while without one."""
+        first = self._first(lambda row: row["world"] == world, since=0.0, until=time.time() + LIMIT_S)
+        if first is None:
+            raise RuntimeError(f"stock torchrun took no step on {world} nodes in {LIMIT_S:g} s")
+        return first
 
     def end(self) -> None:
         """Leave nothing running."""
@@ -99,7 +107,7 @@ class StockRun:
         agent.wait()
 
     def _fault(self, fault, *, world: int = 0) -> float | None:
-        old = {row["pid"] for row in self._rows()}
+        old = {row["pid"] for row in self.rows()}
         at = time.time()
         fault()
         back = self._first(lambda row: row["pid"] not in old and row["world"] >= world, since=at)
@@ -107,16 +115,17 @@ class StockRun:
         return None if back is None else back - at
 
     def _settle(self) -> None:
-        reached = max((row["step"] for row in self._rows()), default=0)
+        reached = max((row["step"] for row in self.rows()), default=0)
         self._first(lambda row: row["step"] > reached + 30, since=time.time())
 
-    def _rows(self) -> list[dict]:
+    def rows(self) -> list[dict]:
+        """The step log: `t` (wall time), `step`, `world`, `pid` of each step of each worker."""
         text = self._log.read_text() if self._log.exists() else ""
         return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
-    def _first(self, test, *, since: float) -> float | None:
-        while time.time() < since + LIMIT_S:
-            hit = next((row["t"] for row in self._rows() if row["t"] >= since and test(row)), None)
+    def _first(self, test, *, since: float, until: float | None = None) -> float | None:
+        while time.time() < (since + LIMIT_S if until is None else until):
+            hit = next((row["t"] for row in self.rows() if row["t"] >= since and test(row)), None)
             if hit is not None:
                 return hit
             time.sleep(0.1)  # the peer has no events to wait for
