@@ -8,6 +8,8 @@ failpoint between them, by the number of the one that is done.
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -35,6 +37,8 @@ from elastic.checkpoint.writing import write_image
 from elastic.clock import SYSTEM_CLOCK, Clock
 from elastic.errors import Fenced
 from elastic.failpoint import failpoint
+
+logger = logging.getLogger(__name__)
 
 
 class Saving:
@@ -174,11 +178,17 @@ def finish(saving: Saving) -> Outcome:
 
 
 def begin(draft: Manifest, root: str, storage: Storage, nonce: str) -> str:
-    """Make the directory of an attempt, named by generation and nonce, and remove leftovers; gives its name."""
+    """Make the directory of an attempt, named by generation and nonce, and remove leftovers; gives its name.
+
+    A leftover that will not go costs space only, and never this save: whoever left it may be writing into it still.
+    The next save tries again.
+    """
     for name in storage.names(root):
         generation = parse_temp_name(name)
         if generation is not None and generation <= draft.generation:
-            storage.remove_tree(os.path.join(root, name))
+            left = attempt(functools.partial(storage.remove_tree, os.path.join(root, name)))
+            if left["fault"] is not None:
+                logger.warning("%s, left by generation %d, could not be removed: %s", name, generation, left["fault"])
     name = temp_name(iteration=draft.iteration, generation=draft.generation, nonce=nonce)
     storage.make_dir(os.path.join(root, name))
     return name

@@ -250,10 +250,32 @@ def test_two_starts_of_one_job_that_save_at_once_leave_one_good_iteration(bench)
         thread.start()
     for thread in threads:
         thread.join(30)
-    assert any(each.saved for each in saved)
+        assert not thread.is_alive()
+    assert any(each.saved for each in saved), saved
     other = make_run(seed=5)
     assert bench.manager(generation=3).restore(other.tracked).iteration == 10
     assert any(same(other, run) for run in runs)
+
+
+def test_a_leftover_that_is_written_into_while_it_is_removed_costs_no_save(bench, caplog):
+    left = bench.root / ".tmp-5-1-0"
+    left.mkdir(parents=True)
+    refused = []
+
+    class Busy(FaultyStorage):
+        def remove_tree(self, path):
+            if path == str(left) and not refused:
+                refused.append(path)
+                raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
+            super().remove_tree(path)
+
+    manager = bench.manager(storage=Busy(), generation=2)
+    assert manager.save(make_run().tracked, meta(10)).saved
+    assert refused
+    assert left.exists()
+    assert ".tmp-5-1-0, left by generation 1, could not be removed" in caplog.text
+    assert manager.save(make_run().tracked, meta(20)).saved
+    assert not left.exists(), "the next save tries again"
 
 
 def test_a_root_that_became_read_only_keeps_its_last_good_one(bench):
