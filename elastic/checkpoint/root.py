@@ -35,12 +35,14 @@ def claim(
     root: str,
     *,
     job_id: str | None,
+    any_launch: bool = False,
     storage: Storage | None = None,
     nonce: Callable[[], str] = lambda: secrets.token_hex(8),
 ) -> RootIdentity:
     """Make the root this job's, or find that it is already. Processes that ask at once get the same answer.
 
-    A job id of None, "" or "none" takes over the stored one, or a new random one where there is none.
+    A job id of None, "" or "none" takes over the stored one, or a new random one where there is none;
+    so does any other with `any_launch`, where somebody else sees to it that no two are at work at once.
 
     Raises:
         UsageError: the root cannot be made or written, or its identity file cannot be read.
@@ -61,13 +63,18 @@ def claim(
         except OSError as error:
             raise _not_writable(root, str(error)) from error
     stored = _read(path, storage)  # what stands there counts, whoever was first
-    if job_id not in _UNNAMED and stored.job_id != job_id:
+    if not any_launch and job_id not in _UNNAMED and stored.job_id != job_id:
         raise RunMismatch(
             f"{root} belongs to the run {stored.job_id!r}, and this one is {job_id!r}. "
             f"To continue that run, start with --rdzv-id={stored.job_id}; "
             "to begin another one, choose another checkpoint.save_path."
         )
     return stored
+
+
+def named_launch(job_id: str | None, identity: RootIdentity) -> str:
+    """The name of a launch with this job id, in a root of this identity."""
+    return identity.job_id if job_id in _UNNAMED else str(job_id)
 
 
 def identity_of(root: str) -> RootIdentity:

@@ -47,6 +47,7 @@ def assemble(
     environ: Mapping[str, str],
     settings: Settings | None = None,
     job_id: str | None = None,
+    launch: str = "",
     node: str | None = None,
     named: bool = False,
     agent: str | None = None,
@@ -77,6 +78,7 @@ def assemble(
         fingerprint=f"elastic {__version__}, torch {torch.__version__}, python {platform.python_version()}",
         numerics=numerics,
         speaks=spoken(torch.__version__),
+        launch=launch,
         root_generation=root_generation,
         named=named,
     )
