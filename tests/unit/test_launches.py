@@ -103,7 +103,7 @@ def test_a_save_path_that_cannot_be_read_now_is_told(tmp_path):
         def size_bytes(self, path):
             raise OSError(5, "Input/output error")
 
-    with pytest.raises(CheckpointError, match="cannot be looked for.*Input/output"):
+    with pytest.raises(CheckpointError, match=r"cannot be looked for.*Input/output"):
         await_turn(str(tmp_path), launch="new", storage=Away(), clock=ManualClock(), tell=print)
 
 
