@@ -69,8 +69,7 @@ def assemble(
         ConfigError: endpoints or options that cannot be understood. StoreUnavailable: no way to any endpoint.
     """
     options = options_from(parameters, environ=environ, defaults=_defaults(settings) if settings else None)
-    if job_id is not None:
-        options = dataclasses.replace(options, job_id=job_id)
+    options = options if job_id is None else dataclasses.replace(options, job_id=job_id)
     identity = AgentIdentity(
         agent=agent or uuid.uuid4().hex,
         node=node or socket.gethostname(),

@@ -1,4 +1,4 @@
-"""The same save path under another --rdzv-id: goes on where the last launch ended; refused while that one is at work."""
+"""The same save path under another --rdzv-id: goes on where the last launch ended, is refused while that one works."""
 
 from __future__ import annotations
 
