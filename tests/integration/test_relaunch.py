@@ -22,8 +22,13 @@ def steps(run: Cluster) -> list[int]:
     return sorted({r.event.iteration for r in run.follower.records if isinstance(r.event, StepCommitted)})
 
 
-def launch(directory: Path, endpoint: str, name: str, *, nodes: tuple[str, ...] = ("a", "b")) -> Cluster:
-    run = cluster(directory, endpoint, steps=100_000, options=(f"--rdzv-id={name}",), nnodes="1:4")
+def job(directory: Path, number: int) -> str:
+    """An id of this test's own: etcd serves others too."""
+    return f"{directory.name}-{number}"
+
+
+def launch(directory: Path, endpoint: str, number: int, *, nodes: tuple[str, ...] = ("a", "b")) -> Cluster:
+    run = cluster(directory, endpoint, steps=100_000, options=(f"--rdzv-id={job(directory, number)}",), nnodes="1:4")
     for node in nodes:
         run.start(node)
     return run
@@ -36,24 +41,27 @@ def leave(run: Cluster) -> None:
 
 
 def test_ended_in_order_then_killed_then_in_another_etcd_it_goes_on_each_time(tmp_path: Path, etcd: EtcdServer) -> None:
-    with launch(tmp_path, etcd.endpoint, "job-1") as first:
+    with launch(tmp_path, etcd.endpoint, 1) as first:
         first.wait_step(30, world_size=2)
         leave(first)
         done = steps(first)[-1]
     assert read_mark(str(tmp_path / "checkpoint"), storage=PosixStorage()).over
-    with launch(tmp_path, etcd.endpoint, "job-2") as second:
+    with launch(tmp_path, etcd.endpoint, 2) as second:
         since = second.now()
         second.wait_step(done + 1, world_size=2, since=since, limit_s=SILENT_S - 5)  # nobody waits for one that ended
         second.wait_step(done + 30, world_size=2, since=since)
         for node in second.nodes.values():
             node.kill()
-    with EtcdServer(tmp_path / "another") as another, launch(tmp_path, another.endpoint, "job-3") as third:
+    with EtcdServer(tmp_path / "another") as another, launch(tmp_path, another.endpoint, 3) as third:
         since = third.now()
         third.wait_step(done + 60, world_size=2, since=since, limit_s=SILENT_S + 60)
         leave(third)
-        assert any(isinstance(r.event, Notice) and "'job-3' goes on" in r.event.text for r in third.follower.records)
+        assert any(
+            isinstance(r.event, Notice) and f"{job(tmp_path, 3)!r} goes on" in r.event.text
+            for r in third.follower.records
+        )
         runs = {r.event.job_id for r in third.follower.records if isinstance(r.event, AgentStarted)}
-        assert runs == {"job-1"}, "a run keeps its name"
+        assert runs == {job(tmp_path, 1)}, "a run keeps its name"
         assert steps(third) == list(range(1, steps(third)[-1] + 1))
         exact_account(third)
 
@@ -63,14 +71,14 @@ def test_of_two_at_once_the_second_is_refused_and_the_first_is_not_disturbed(
     where: str, tmp_path: Path, etcd: EtcdServer
 ) -> None:
     """Also where each has an etcd of its own, so that only the save path can tell them of each other."""
-    with EtcdServer(tmp_path / "another") as another, launch(tmp_path, etcd.endpoint, "job-1") as first:
+    with EtcdServer(tmp_path / "another") as another, launch(tmp_path, etcd.endpoint, 1) as first:
         first.wait_step(10, world_size=2)
         other = etcd if where == "same" else another
-        with launch(tmp_path, other.endpoint, "job-2", nodes=("c",)) as second:
+        with launch(tmp_path, other.endpoint, 2, nodes=("c",)) as second:
             assert second.wait_exit("c", limit_s=3 * SILENT_S) == ExitCode.USAGE
             said = second.nodes["c"].log.read_text()
-        assert "in use: launch 'job-1' is at work" in said
-        assert "--rdzv-id=job-1" in said
+        assert f"in use: launch {job(tmp_path, 1)!r} is at work" in said
+        assert f"--rdzv-id={job(tmp_path, 1)}" in said
         first.wait_step(steps(first)[-1] + 10, world_size=2)
         assert {r.generation for r in first.follower.records if isinstance(r.event, StepCommitted)} == {1}
         leave(first)
