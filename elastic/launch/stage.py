@@ -115,7 +115,7 @@ class Stage:
         )
         self.coordinator = self.handler.coordinator
         self._tenure = launch.tenure(
-            save_root, agent=self._agent, coordinator=self.coordinator, emit=self.observer.emit, wake=self.wake.wake
+            save_root, coordinator=self.coordinator, emit=self.observer.emit, wake=self.wake.wake, clock=clock
         )
         self.stall = self._stall_watch()
 

@@ -17,13 +17,14 @@ from elastic.checkpoint.storage import Storage
 from elastic.clock import Clock
 from elastic.config.choices import PathScope
 from elastic.config.model import Settings
-from elastic.errors import Fenced, StoreError
+from elastic.errors import Fenced, StoreError, StoreUnavailable
 from elastic.events import Emit, Notice
 from elastic.rendezvous.coordinator import Coordinator
 from elastic.rendezvous.model import MemberState
 
 logger = logging.getLogger(__name__)
 
+_END_S = 10.0
 _LED_S = 1.0
 """How soon an agent that begins to lead gives its first sign of life."""
 
@@ -39,13 +40,23 @@ class Launch:
     shared: bool
 
     def tenure(
-        self, root: str, *, agent: str, coordinator: Coordinator, emit: Emit, wake: Callable[[], None]
+        self,
+        root: str,
+        *,
+        coordinator: Coordinator,
+        emit: Emit,
+        wake: Callable[[], None],
+        clock: Clock,
     ) -> Tenure | None:
         """What holds the save path for this launch; None where each node has one of its own."""
         if not self.shared:
             return None
 
+        agent = coordinator.identity.agent
+
         def others() -> bool:
+            if clock.monotonic_s() > coordinator.lease_valid_until_s:
+                raise StoreUnavailable("etcd does not confirm this agent")  # and asking would take its time
             here = (MemberState.JOINING, MemberState.IDLE)
             return any(each.agent != agent and each.state in here for each in coordinator.members())
 
@@ -114,7 +125,9 @@ class Tenure:
     def stop(self) -> None:
         """Give no more signs of life; the last one to leave says that the launch is over."""
         self._stopping.set()
-        self._thread.join()
+        self._thread.join(_END_S)  # no longer: a file system that hangs must not keep a node from leaving
+
+    def _leave(self) -> None:
         with contextlib.suppress(OSError, StoreError):
             mark = read_mark(self._root, storage=self._storage)
             if mark is not None and mark.agent == self._agent and not self._others():
@@ -167,5 +180,8 @@ class Tenure:
     def _run(self) -> None:
         while True:
             self.beat()
-            if self._taken or self._stopping.wait(BEAT_S if self._beat else _LED_S):
+            if self._taken:
                 return
+            if self._stopping.wait(BEAT_S if self._beat else _LED_S):
+                break
+        self._leave()
