@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,8 @@ from elastic.errors import ExitCode
 from elastic.events import AgentStarted, Notice, StepCommitted
 from elastic.local.cluster import Cluster
 from elastic.local.etcd import EtcdServer
-from tests.harness.survival import cluster, exact_account
+from elastic.local.node import descendants
+from tests.harness.survival import cluster, durable, exact_account
 
 pytestmark = [pytest.mark.integration, pytest.mark.exhaustive]
 
@@ -83,3 +86,29 @@ def test_of_two_at_once_the_second_is_refused_and_the_first_is_not_disturbed(
         assert {r.generation for r in first.follower.records if isinstance(r.event, StepCommitted)} == {1}
         leave(first)
         exact_account(first)
+
+
+def test_who_was_asleep_while_another_took_over_commits_nothing_and_ends(tmp_path: Path, etcd: EtcdServer) -> None:
+    """Its own etcd would let it: only the save path knows."""
+    with EtcdServer(tmp_path / "another") as another, launch(tmp_path, etcd.endpoint, 1, nodes=("a",)) as first:
+        first.wait(durable, what="a save", limit_s=60)
+        sleepers = [first.nodes["a"].pid, *descendants(first.nodes["a"].pid)]
+        for pid in sleepers:
+            os.kill(pid, signal.SIGSTOP)
+        with launch(tmp_path, another.endpoint, 2, nodes=("b",)) as second:
+            since = second.now()
+            second.wait(
+                lambda r: durable(r) and r.node == "b", what="a save of the other", limit_s=SILENT_S + 60, since=since
+            )
+            before = second.now()
+            for pid in sleepers:
+                os.kill(pid, signal.SIGCONT)
+            assert first.wait_exit("a", limit_s=30) == ExitCode.FENCED
+            assert "in the hands of launch" in first.nodes["a"].log.read_text()
+            second.wait(lambda r: durable(r) and r.node == "b", what="one more", limit_s=60, since=before)
+            leave(second)
+            woken = second.follower.records[before:]
+            assert not [r for r in woken if r.node == "a" and durable(r)]
+            saved = max(r.event.iteration for r in second.follower.records if r.node == "b" and durable(r))
+            tracker = tmp_path / "checkpoint" / "latest_checkpointed_iteration.txt"
+            assert int(tracker.read_text()) == saved
