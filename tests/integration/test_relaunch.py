@@ -107,6 +107,7 @@ def test_who_was_asleep_while_another_took_over_commits_nothing_and_ends(tmp_pat
             assert "in the hands of launch" in first.nodes["a"].log.read_text()
             second.wait(lambda r: durable(r) and r.node == "b", what="one more", limit_s=60, since=before)
             leave(second)
+            second.now()
             woken = second.follower.records[before:]
             assert not [r for r in woken if r.node == "a" and durable(r)]
             saved = max(r.event.iteration for r in second.follower.records if r.node == "b" and durable(r))
