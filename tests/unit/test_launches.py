@@ -12,8 +12,9 @@ from elastic.checkpoint.layout import LAUNCH
 from elastic.checkpoint.seams import LockCommitter, refuse_locked
 from elastic.checkpoint.storage import PosixStorage
 from elastic.clock import ManualClock
+from elastic.config.load import resolve
 from elastic.errors import CheckpointError, Fenced, RunMismatch, StoreUnavailable, UsageError
-from elastic.launch.tenure import Tenure
+from elastic.launch.tenure import Tenure, launch_in
 
 STORAGE = PosixStorage()
 OLD = Mark(launch="old", agent="a", beat=3)
@@ -227,3 +228,21 @@ def test_a_disk_that_is_away_for_a_while_ends_nobody(job, caplog):
     assert caplog.text.count("cannot be renewed") <= 1
     tenure.check()
     assert tenure.lost() == ""
+
+
+def settings_for(root, *, scope="auto"):
+    return resolve(["--save-path", str(root), "--checkpoint.save_path_scope", scope], environ={}, strict=True).settings
+
+
+def test_a_run_keeps_the_name_of_its_first_launch(tmp_path):
+    first, other = (launch_in(settings_for(tmp_path), run_id=name, clock=ManualClock()) for name in ("one", "two"))
+    assert (first.job_id, first.name) == ("one", "one")
+    assert (other.job_id, other.name) == ("one", "two")
+    unnamed = launch_in(settings_for(tmp_path), run_id="none", clock=ManualClock())
+    assert (unnamed.job_id, unnamed.name) == ("one", "one")
+
+
+def test_private_directories_cannot_tell_who_is_at_work_so_the_id_must_stay(tmp_path):
+    assert not launch_in(settings_for(tmp_path, scope="private"), run_id="one", clock=ManualClock()).shared
+    with pytest.raises(RunMismatch, match="--rdzv-id=one"):
+        launch_in(settings_for(tmp_path, scope="private"), run_id="two", clock=ManualClock())
