@@ -12,6 +12,7 @@ BASE_IMAGE ?= docker.io/library/python:3.11-slim-bookworm
 STAND_INS := localhost/stand-ins:dev
 COMPOSE = docker/engine.sh $(abspath $(VENV)/bin/podman-compose) -f deploy/compose/compose.yaml
 NODE ?= 2
+TOOLS := build/tools
 
 .DEFAULT_GOAL := help
 .PHONY: help setup test test-all transcripts tables pictures demo bench-recovery bench-rendezvous \
@@ -82,14 +83,17 @@ base-image:  ## make a base for it from Debian's packages, where no image regist
 stand-ins:  ## make an image of Debian's etcd, Prometheus and Alertmanager, where no image registry is reached
 	@docker/stand-ins.sh $(STAND_INS)
 
-lock: setup  ## write docker/requirements.lock anew, with hashes, from what constraints.txt pins
-	@$(PY) -m piptools --version >/dev/null 2>&1 || { echo "make: pip install pip-tools" >&2; exit 69; }
-	@$(PY) -m piptools compile --quiet --allow-unsafe --generate-hashes --strip-extras --no-emit-index-url \
+lock: $(TOOLS)/.installed  ## write docker/requirements.lock anew, with hashes, from what constraints.txt pins
+	@$(TOOLS)/bin/pip-compile --quiet --allow-unsafe --generate-hashes --strip-extras --no-emit-index-url \
 	  --no-emit-find-links --no-header --no-annotate --output-file docker/requirements.lock docker/requirements.in
 
-sbom: setup  ## list what the image holds as a CycloneDX bill of materials, in build/sbom.json
-	@command -v $(VENV)/bin/cyclonedx-py >/dev/null || { echo "make: pip install cyclonedx-bom" >&2; exit 69; }
-	@mkdir -p build && $(VENV)/bin/cyclonedx-py requirements docker/requirements.lock --output-file build/sbom.json
+sbom: $(TOOLS)/.installed  ## list what the image holds as a CycloneDX bill of materials, in build/sbom.json
+	@$(TOOLS)/bin/cyclonedx-py requirements docker/requirements.lock --output-file build/sbom.json
+
+$(TOOLS)/.installed: # apart: what these want would get into the way of what is tested
+	@rm -rf $(TOOLS) && $(PYTHON) -m venv $(TOOLS)
+	@$(TOOLS)/bin/pip install --quiet --disable-pip-version-check pip-tools==7.6.2 cyclonedx-bom==7.5.0
+	@touch $@
 
 image-test: setup  ## run the image: without rights, as a random user, with its root read-only
 	@$(PY) -m pytest -m "" tests/integration/test_image_run.py $(ARGS)

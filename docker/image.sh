@@ -13,7 +13,12 @@ mkdir -p "$wheels"
 # The image's Python is 3.11, whatever this one is.
 "$python" -m pip download --quiet --disable-pip-version-check --require-hashes --no-deps --dest "$wheels" \
   --python-version 3.11 --only-binary=:all: --requirement "$here/requirements.lock"
-exec "$here/engine.sh" buildah build --format docker --isolation oci --network none --layers --file "$here/Dockerfile" --tag "$name" \
+"$here/engine.sh" buildah build --format docker --isolation oci --network none --layers --file "$here/Dockerfile" --tag "$name" \
   --build-arg BASE_IMAGE="$base" --build-arg PIP_NO_INDEX=1 --build-arg PIP_FIND_LINKS=/wheels \
   --build-arg REVISION="$(git -C "$here" rev-parse --short HEAD 2>/dev/null || echo unknown)" \
-  --volume "$(cd "$wheels" && pwd)":/wheels:ro "$here/.."
+  --volume "$(cd "$wheels" && pwd)":/wheels:ro "$here/.." || {
+  code=$?
+  echo "image.sh: $name was not built on $base. Where no image registry is reached: make base-image, then" \
+    "make image BASE_IMAGE=localhost/python-base:3.11-bookworm" >&2
+  exit "$code"
+}

@@ -23,6 +23,7 @@ COMMON = "common.json"
 METADATA = "metadata.json"
 MANIFEST = "elastic.json"
 IDENTITY = "elastic_run.json"
+LAUNCH = "elastic_launch.json"
 LOCK = ".elastic_lock"
 
 MAX_SMALL_BYTES = 1 << 20

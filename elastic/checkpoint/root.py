@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from elastic.checkpoint.layout import IDENTITY, MAX_SMALL_BYTES, load_json, parse_iteration_dir, take
+from elastic.checkpoint.layout import IDENTITY, LAUNCH, MAX_SMALL_BYTES, load_json, parse_iteration_dir, take
 from elastic.checkpoint.locating import is_url, storage_for
 from elastic.checkpoint.storage import Storage
 from elastic.errors import CheckpointError, RunMismatch, UsageError
@@ -35,12 +35,14 @@ def claim(
     root: str,
     *,
     job_id: str | None,
+    any_launch: bool = False,
     storage: Storage | None = None,
     nonce: Callable[[], str] = lambda: secrets.token_hex(8),
 ) -> RootIdentity:
     """Make the root this job's, or find that it is already. Processes that ask at once get the same answer.
 
-    A job id of None, "" or "none" takes over the stored one, or a new random one where there is none.
+    A job id of None, "" or "none" takes over the stored one, or a new random one where there is none;
+    so does any other with `any_launch`, if launches leave their mark here (launches.py) or nothing was saved yet.
 
     Raises:
         UsageError: the root cannot be made or written, or its identity file cannot be read.
@@ -61,13 +63,19 @@ def claim(
         except OSError as error:
             raise _not_writable(root, str(error)) from error
     stored = _read(path, storage)  # what stands there counts, whoever was first
-    if job_id not in _UNNAMED and stored.job_id != job_id:
+    foreign = job_id not in _UNNAMED and stored.job_id != job_id
+    if foreign and not (any_launch and _is_launched_anew(root, storage)):
         raise RunMismatch(
             f"{root} belongs to the run {stored.job_id!r}, and this one is {job_id!r}. "
             f"To continue that run, start with --rdzv-id={stored.job_id}; "
             "to begin another one, choose another checkpoint.save_path."
         )
     return stored
+
+
+def named_launch(job_id: str | None, identity: RootIdentity) -> str:
+    """The name of a launch with this job id, in a root of this identity."""
+    return identity.job_id if job_id in _UNNAMED else str(job_id)
 
 
 def identity_of(root: str) -> RootIdentity:
@@ -112,9 +120,17 @@ def _not_writable(root: str, problem: str) -> UsageError:
     )
 
 
+def _is_launched_anew(root: str, storage: Storage) -> bool:
+    """Whether another id may go on here. In one of several private directories it could not be told who is at work."""
+    return _is_there(os.path.join(root, LAUNCH), storage) or not _iterations(root, storage)
+
+
+def _iterations(root: str, storage: Storage) -> list[str]:
+    return [name for name in storage.names(root) if parse_iteration_dir(name) is not None]
+
+
 def _refuse_foreign(root: str, storage: Storage) -> None:
-    iterations = [name for name in storage.names(root) if parse_iteration_dir(name) is not None]
-    if iterations:
+    if iterations := _iterations(root, storage):
         raise RunMismatch(
             f"{root} holds iterations ({iterations[-1]}) but no {IDENTITY}: another run wrote them. "
             "To start from them, set checkpoint.load_path to it and checkpoint.save_path to another directory; "

@@ -190,6 +190,12 @@ class LockCommitter:
         self._file.close()
 
 
+def refuse_locked(root: str) -> None:
+    """See whether a process that trains without etcd holds a root. Raises UsageError where one does."""
+    if os.path.exists(os.path.join(root, LOCK)):
+        LockCommitter(root).close()
+
+
 def check_settings(settings: Settings, *, claimed: bool) -> None:
     """Refuse settings that contradict one another. `claimed`: whether save_path is this run's. Raises UsageError."""
     if settings.save_max < 1:

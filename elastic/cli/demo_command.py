@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import contextlib
+import signal
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from elastic.cli.console import say
 from elastic.clock import SYSTEM_CLOCK
@@ -30,6 +32,28 @@ def run(args: argparse.Namespace, rest: Sequence[str]) -> ExitCode:
     def tell(text: str) -> None:
         say(f"{SYSTEM_CLOCK.monotonic_s() - began_s:6.1f} s  {text}")
 
-    say(f"\n{describe(run_demo(say=tell, directory=args.directory))}\n")
+    with _ended_in_order():
+        result = run_demo(say=tell, directory=args.directory)
+    say(f"\n{describe(result)}\n")
     say("The job survived: every sample was used once, and the loss fell.")
     return ExitCode.DONE
+
+
+@contextlib.contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """A signal ends etcd and the nodes too: they have sessions of their own, and hear of nothing by themselves."""
+    ending = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+    before = {number: signal.getsignal(number) for number in ending}
+
+    def end(number: int, _: object) -> NoReturn:
+        for each in ending:
+            signal.signal(each, signal.SIG_IGN)  # a second one must not cut the cleaning short
+        raise SystemExit(128 + number)
+
+    for number in ending:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -181,7 +181,7 @@ class Agent(LocalElasticAgent):
         clock = self._stage.clock
         while self._goes_on(workers):
             self._stage.signals.check()
-            self._stage.coordinator.check()
+            self._stage.check()
             regroup = self._stage.coordinator.regroup()
             if regroup is not None and (known is None or (known.planned and not regroup.planned)):
                 # A planned end may become an unplanned one: whoever waits for a lost peer waits in vain.

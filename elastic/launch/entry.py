@@ -18,7 +18,6 @@ from pathlib import Path
 
 from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousParameters
 
-from elastic.checkpoint.root import claim
 from elastic.clock import SYSTEM_CLOCK
 from elastic.config.choices import Numerics, PathScope
 from elastic.config.load import resolve
@@ -27,6 +26,7 @@ from elastic.errors import ElasticError, UsageError
 from elastic.launch.agent import Agent
 from elastic.launch.ready import ReadyWorkers
 from elastic.launch.stage import Stage
+from elastic.launch.tenure import launch_in
 from elastic.launch.torch_details import put_agent_in_place
 from elastic.launch.variables import threads_for
 from elastic.plan.batch_mode import BatchMode
@@ -100,11 +100,11 @@ def _create(parameters: RendezvousParameters, *, argv: Sequence[str], environ: M
         if ready is not None:
             ready.start()
             undo.callback(ready.stop)
-        identity = claim(settings.checkpoint.save_path, job_id=parameters.run_id)
+        launch = launch_in(settings, run_id=parameters.run_id, clock=SYSTEM_CLOCK)
         stage = Stage(
             parameters,
             settings=settings,
-            job_id=identity.job_id,
+            launch=launch,
             node=node_of(environ),
             environ=environ,
             clock=SYSTEM_CLOCK,
@@ -112,7 +112,7 @@ def _create(parameters: RendezvousParameters, *, argv: Sequence[str], environ: M
         undo.pop_all()
     if ready is not None:
         stage.use(ready)
-    logger.info("job %s, etcd at %s", identity.job_id, stage.handler.endpoint)
+    logger.info("job %s, etcd at %s", launch.job_id, stage.handler.endpoint)
     logger.info("%s", _sharing(settings, command, nodes=range(parameters.min_nodes, parameters.max_nodes + 1)))
     put_agent_in_place(functools.partial(Agent, stage=stage))
     return stage.handler

@@ -21,6 +21,7 @@ from elastic.checkpoint.survey import highest_generation
 from elastic.clock import Clock
 from elastic.config.model import Settings
 from elastic.events import AgentStarted, EventFile, WorldFormed
+from elastic.launch.asked import Asked
 from elastic.launch.hang import Bounds
 from elastic.launch.hang_watch import HangWatch
 from elastic.launch.interface import interface_of
@@ -34,13 +35,14 @@ from elastic.launch.server import Callbacks, WorkerServer
 from elastic.launch.signals import LeaveSignals
 from elastic.launch.stall_watch import StallWatch
 from elastic.launch.telemetry import Telemetry, Who
+from elastic.launch.tenure import Launch
 from elastic.launch.torch_details import take_signals
 from elastic.launch.trainer_status import tell_trainer
 from elastic.launch.variables import Exported, threads_for
 from elastic.launch.words import Words
 from elastic.lease import LeasePage
 from elastic.lifetime import AGENT_PID
-from elastic.link import Answer, Failure, Stays
+from elastic.link import Failure, Stays
 from elastic.rendezvous.assemble import assemble
 from elastic.rendezvous.budget import left
 from elastic.rendezvous.membership import Membership
@@ -64,7 +66,7 @@ class Stage:
         parameters: RendezvousParameters,
         *,
         settings: Settings,
-        job_id: str,
+        launch: Launch,
         node: str,
         environ: Mapping[str, str],
         clock: Clock,
@@ -97,7 +99,8 @@ class Stage:
             parameters,
             environ=environ,
             settings=settings,
-            job_id=job_id,
+            job_id=launch.job_id,
+            launch=launch.name,
             node=node,
             named=NODE in environ,
             agent=self._agent,
@@ -111,6 +114,9 @@ class Stage:
             on_request=self._telemetry.metrics.store_request,
         )
         self.coordinator = self.handler.coordinator
+        self._tenure = launch.tenure(
+            save_root, coordinator=self.coordinator, emit=self.observer.emit, wake=self.wake.wake, clock=clock
+        )
         self.stall = self._stall_watch()
 
     def _announce(self, exporter: str) -> None:
@@ -171,7 +177,7 @@ class Stage:
             Callbacks(
                 event=self.observer.worker_said,
                 failure=self._words.fails,
-                ask=self._answer,
+                ask=Asked(self.coordinator, tenure=self._tenure, clock=self.clock).answer,
                 stays=self._words.stays,
             )
         )
@@ -195,6 +201,8 @@ class Stage:
         self.signals.check()
         self.coordinator.start(slots=slots, exporter=exporter, ask=self.ready is None)
         self._member = True
+        if self._tenure is not None:
+            self._tenure.start(self._stack)
         self._telemetry.metrics.watch_lease(lambda: self.coordinator.lease_valid_until_s)
         listen(self._wishes, settings=self._settings, drain=self.handler.drain, stack=self._stack)
         self.signals.check()
@@ -257,6 +265,12 @@ class Stage:
         )
         return membership
 
+    def check(self) -> None:
+        """Raises Fenced where another agent has this node's name, or another launch the save path."""
+        self.coordinator.check()
+        if self._tenure is not None:
+            self._tenure.check()
+
     def _get_ready(self) -> None:
         """Who comes to a world at work interrupts it only once its own workers can start at once."""
         world = self.coordinator.world()
@@ -277,17 +291,6 @@ class Stage:
         """What the worker with this pid, which has ended, said about its end."""
         self.server.hear_out(limit_s=HEAR_OUT_S)
         return self._words.last(pid)
-
-    def _answer(self, what: str, value: str | None) -> Answer:
-        if what == "record":
-            return Answer(granted=True, reason="", value=self.coordinator.commit_record())
-        if what == "commit" and value is not None:
-            if self.clock.monotonic_s() > self.coordinator.lease_valid_until_s:
-                # At once: waiting for a store that is away would hold up the training of all.
-                return Answer(granted=False, reason="etcd does not confirm this agent; nothing counts until it does")
-            verdict = self.coordinator.commit(value)
-            return Answer(granted=verdict.granted, reason=verdict.reason, stale=verdict.stale)
-        return Answer(granted=False, reason=f"the agent does not know the request {what!r}; versions differ")
 
     def lend(self, local_rank: int) -> tuple[int, int] | None:
         """What a new worker prints to; None: to where this agent does."""

@@ -47,6 +47,7 @@ def assemble(
     environ: Mapping[str, str],
     settings: Settings | None = None,
     job_id: str | None = None,
+    launch: str = "",
     node: str | None = None,
     named: bool = False,
     agent: str | None = None,
@@ -68,8 +69,7 @@ def assemble(
         ConfigError: endpoints or options that cannot be understood. StoreUnavailable: no way to any endpoint.
     """
     options = options_from(parameters, environ=environ, defaults=_defaults(settings) if settings else None)
-    if job_id is not None:
-        options = dataclasses.replace(options, job_id=job_id)
+    options = options if job_id is None else dataclasses.replace(options, job_id=job_id)
     identity = AgentIdentity(
         agent=agent or uuid.uuid4().hex,
         node=node or socket.gethostname(),
@@ -77,6 +77,7 @@ def assemble(
         fingerprint=f"elastic {__version__}, torch {torch.__version__}, python {platform.python_version()}",
         numerics=numerics,
         speaks=spoken(torch.__version__),
+        launch=launch,
         root_generation=root_generation,
         named=named,
     )

@@ -17,7 +17,8 @@ class AgentIdentity:
 
     `address` is where other nodes reach this one; `slots` its number of workers; `root_generation` the newest
     generation that the checkpoint root has seen. `named`: the node's name was given, so that no other may bear it.
-    `numerics` tells how its workers compute, where that must be alike; `speaks`, whom it understands (versions.py).
+    `numerics` tells how its workers compute, where that must be alike; `speaks`, whom it understands (versions.py);
+    `launch`, whom it was started with (launched.py).
     """
 
     agent: str
@@ -28,6 +29,7 @@ class AgentIdentity:
     fingerprint: str = ""
     numerics: str = ""
     speaks: str = ""
+    launch: str = ""
     root_generation: int = 0
     named: bool = False
 
@@ -190,6 +192,7 @@ def first_member(identity: AgentIdentity) -> Member:
         fingerprint=identity.fingerprint,
         numerics=identity.numerics,
         speaks=identity.speaks,
+        launch=identity.launch,
         root_generation=identity.root_generation,
     )
 

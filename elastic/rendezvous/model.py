@@ -112,6 +112,7 @@ class Member:
     numerics: str = ""
     """How its workers compute, where that must be alike (see alike.py)."""
     speaks: str = ""  # see versions.py
+    launch: str = ""  # see launched.py
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,6 +224,7 @@ class World:
     numerics: str = ""
     """What its members had in common when it was formed; "": nothing that matters."""
     speaks: str = ""
+    launch: str = ""
 
     @property
     def nodes(self) -> int:

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Iterable
 
 from elastic.events import Cause, Outcome
-from elastic.rendezvous import alike, budget, seating, versions
+from elastic.rendezvous import alike, budget, launched, seating, versions
 from elastic.rendezvous.budget import Judgement, Reported
 from elastic.rendezvous.gathering import Gathering, cuts_after, gather
 from elastic.rendezvous.model import LeftOut, Member, Phase, ProbeResult, Seat, World, natural_key
@@ -184,6 +184,7 @@ def form(
         failures=judgement.history if judgement else (),
         numerics=alike.common(view.members[seat.agent] for seat in seats),
         speaks=versions.common(view.members[seat.agent] for seat in seats),
+        launch=launched.common(view.members[seat.agent] for seat in seats),
     )
     return Form(world=world, reason=reason)
 

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from elastic.rendezvous import alike, versions
+from elastic.rendezvous import alike, launched, versions
 from elastic.rendezvous.model import Barred, Cut, Member, MemberState, ProbeResult, Seat, World
 
 _LONGER_S = 30.0
@@ -147,9 +147,10 @@ def roster(view: LeaderView) -> Roster:
 
 
 def understood(view: LeaderView, newcomers: Iterable[Member], *, world: World | None) -> tuple[Member, ...]:
-    """Those whose version may be in this world, or in the first one of a start."""
+    """Those whose version and launch may be in this world, or in the first one of a start."""
     leader = view.members.get(view.leader)
-    return versions.fitting(newcomers, world=world, here=view.members.keys(), leader=leader)
+    spoken = versions.fitting(newcomers, world=world, here=view.members.keys(), leader=leader)
+    return launched.fitting(spoken, world=world, here=view.members.keys(), leader=leader)
 
 
 def asks(member: Member, *, after: int = 0) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from elastic.clock import Clock
 from elastic.errors import Preempted, StoreUnavailable
 from elastic.events import Cause
-from elastic.rendezvous import alike, versions
+from elastic.rendezvous import alike, launched, versions
 from elastic.rendezvous.election import Election
 from elastic.rendezvous.ending import ending_of, missed_generation, unheard_generation
 from elastic.rendezvous.errors import JobClosed
@@ -58,7 +58,7 @@ class Waiting:
 
     def seat(self, *, after: int, limit_s: float, interrupted: Callable[[], bool], at_once: bool) -> World:
         """The world that this agent has a seat in, newer than `after`. Raises JobClosed, Fenced, Preempted, StoreError,
-        NumericsDiffer, VersionsDiffer.
+        NumericsDiffer, VersionsDiffer, RunMismatch.
 
         `at_once`: something is wrong already, so that the leader is not trusted for long."""
         now_s = self._clock.monotonic_s()
@@ -73,6 +73,7 @@ class Waiting:
                 raise Preempted("asked to leave while waiting for a generation")
             if (newest := self._watch.world) is not None:
                 versions.check(self._registration.member, world=newest, members=self._members)
+                launched.check(self._registration.member, world=newest, members=self._members)
                 alike.check(self._registration.member, world=newest, members=self._members)
                 self._reaching.try_again(newest)
                 deadline_s = now_s + limit_s if newest.phase is Phase.FORMED or self._rests(newest) else deadline_s

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
+from elastic.checkpoint.launches import await_turn
 from elastic.checkpoint.layout import CommitRecord
-from elastic.checkpoint.locating import local_dir
+from elastic.checkpoint.locating import local_dir, storage_for
 from elastic.checkpoint.seams import Committer, CommitVerdict, LockCommitter
 from elastic.clock import Clock
 from elastic.errors import StoreUnavailable
 from elastic.lease import LeasePage, Standing
 from elastic.link import Link
 from elastic.world import World
+
+logger = logging.getLogger(__name__)
 
 _HICCUP_S = 1.0
 _LOOK_S = 0.02
@@ -76,15 +80,20 @@ class Bystander:
         return "only rank 0 commits"
 
 
-def choose_committer(link: Link, *, world: World, save_path: str, clock: Clock) -> Committer:
+def choose_committer(link: Link, *, world: World, save_path: str, clock: Clock, launch: str | None = None) -> Committer:
     """The agent where there is one of ours, else the lock on the root; nothing for ranks other than 0.
 
+    `launch`: without an agent, the one that waits for its turn on a save path that others may have been launched on.
+
     Raises:
-        UsageError: another process trains into this root.
+        UsageError: another process trains into this root, or (RunMismatch) another launch.
+        CheckpointError: whether one does cannot be read.
     """
     if world.rank != 0:
         return Bystander()
     if not link.present:
+        if launch is not None:
+            await_turn(save_path, launch=launch, storage=storage_for(save_path), clock=clock, tell=logger.warning)
         return LockCommitter(local_dir(save_path))
     page = LeasePage(Path(world.lease_page)) if world.lease_page else None
     return AgentCommitter(link, generation=world.generation, page=page, clock=clock)

@@ -13,10 +13,10 @@ from typing import Any
 
 from elastic.activity import Doing
 from elastic.checkpoint.restored import Restored
-from elastic.checkpoint.root import claim
+from elastic.checkpoint.root import claim, named_launch
 from elastic.checkpoint.seams import Committer, LockCommitter
 from elastic.clock import Clock
-from elastic.config.choices import Numerics, StrategyKind
+from elastic.config.choices import Numerics, PathScope, StrategyKind
 from elastic.config.model import Settings
 from elastic.distributed.group import Alone, Collectives
 from elastic.distributed.likeness import check_alike, measure
@@ -62,7 +62,8 @@ class Generations:
         self._settings, self._link, self._leaving, self._stack = settings, link, leaving, stack
         self._environ, self._clock = environ, clock
         save_path = settings.checkpoint.save_path
-        self._identity = claim(save_path, job_id=world.job_id)
+        self._shared = settings.checkpoint.save_path_scope is not PathScope.PRIVATE
+        self._identity = claim(save_path, job_id=world.job_id, any_launch=self._shared)
         self.report = Reporter(world=world, link=link, save_path=save_path, clock=clock)
         stack.callback(self.report.close)
         self.report.tracking = track(settings, job_id=self._identity.job_id, emit=self.report, stack=stack)
@@ -237,7 +238,8 @@ class Generations:
 
     def _committer(self, world: World) -> Committer:
         save_path = self._settings.checkpoint.save_path
-        return choose_committer(self._link, world=world, save_path=save_path, clock=self._clock)
+        launch = named_launch(world.job_id, self._identity) if self._shared else None
+        return choose_committer(self._link, world=world, save_path=save_path, clock=self._clock, launch=launch)
 
     def _close_course(self) -> None:
         if self.course is not None:

@@ -59,6 +59,7 @@ class FakeAgent:
         named: bool = False,
         numerics: str = "",
         speaks: str = "",
+        launch: str = "",
     ) -> None:
         identity = AgentIdentity(
             agent=uuid.uuid4().hex,
@@ -68,6 +69,7 @@ class FakeAgent:
             named=named,
             numerics=numerics,
             speaks=speaks,
+            launch=launch,
         )
         self.node, self.store, self._news = node, store, news
         self.coordinator = Coordinator(

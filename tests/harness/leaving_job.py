@@ -48,3 +48,21 @@ def slow_first_step(settings: Settings) -> Job:
         return small_job.loss(model, batch)
 
     return dataclasses.replace(small_job.job(settings), loss=loss)
+
+
+SLOW_SAVE_S = 40.0
+"""Longer than the 30 s after which torchrun's own agent kills workers, whatever it was told."""
+
+
+class SlowToSave(torch.optim.AdamW):
+    """Its state takes long to get, once the file named by MOMENT_FILE is there."""
+
+    def state_dict(self) -> dict[str, Any]:
+        if Path(os.environ["MOMENT_FILE"]).exists():
+            threading.Event().wait(SLOW_SAVE_S)
+        return super().state_dict()
+
+
+def slow_save(settings: Settings) -> Job:
+    """A save takes long from some moment on."""
+    return dataclasses.replace(small_job.job(settings), optimizer=lambda model: SlowToSave(model.parameters(), lr=1e-3))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from elastic.checkpoint.root import claim
+from elastic.checkpoint.seams import LockCommitter
 from elastic.events import JobEnded, read_records
 from elastic.local.etcd import EtcdServer, free_port
 from elastic.local.node import ROOT
@@ -91,11 +94,21 @@ def test_save_path_that_cannot_be_written(start, tmp_path: Path) -> None:
     assert_clear(start("--save-path", str(tmp_path / "file" / "out")), 64, str(tmp_path / "file" / "out"))
 
 
-def test_save_path_of_another_run(tmp_path: Path, etcd: EtcdServer) -> None:
-    assert alone("--save-path", str(tmp_path), "--steps", "2").returncode == 0
+def test_save_path_in_use(tmp_path: Path, etcd: EtcdServer) -> None:
+    claim(str(tmp_path), job_id="mine")
+    with contextlib.closing(LockCommitter(str(tmp_path))):
+        before = sorted(path.name for path in tmp_path.iterdir())
+        done = agent("--save-path", str(tmp_path), options=("--rdzv-id=other",), ETCD_ENDPOINTS=etcd.endpoint)
+    assert_clear(done, 64, "in use", "save_path")
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_private_save_path_of_another_run(tmp_path: Path, etcd: EtcdServer) -> None:
+    claim(str(tmp_path), job_id="mine")
     before = sorted(path.name for path in tmp_path.iterdir())
-    done = agent("--save-path", str(tmp_path), options=("--rdzv-id=other",), ETCD_ENDPOINTS=etcd.endpoint)
-    assert_clear(done, 64, "other", "--rdzv-id=", "save_path")
+    private = ("--save-path", str(tmp_path), "--checkpoint.save_path_scope", "private")
+    done = agent(*private, options=("--rdzv-id=other",), ETCD_ENDPOINTS=etcd.endpoint)
+    assert_clear(done, 64, "other", "--rdzv-id=mine", "save_path")
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from elastic.cli import main
-from elastic.events import LeaveAsked, Record, StepCommitted, read_records
+from elastic.events import LeaveAsked, Record, StepCommitted, WorkerLost, read_records
 from elastic.local.cluster import Cluster
 from elastic.local.etcd import EtcdServer
 from elastic.local.node import Node, descendants
+from tests.harness.leaving_job import SLOW_SAVE_S
 from tests.harness.metadata import Metadata
 from tests.harness.survival import cluster, durable, exact_account
 
@@ -115,6 +116,30 @@ def test_a_signal_to_all_processes_of_a_node_while_it_saves(tmp_path: Path, etcd
         os.kill(worker, signal.SIGCONT)
         assert run.wait_exit("a", limit_s=45) == 75
         goes_on(run)
+
+
+@pytest.mark.exhaustive
+def test_a_save_may_take_longer_than_thirty_seconds(tmp_path: Path, etcd: EtcdServer) -> None:
+    """On the node that leaves, and on the one that only gets another world."""
+    moment = tmp_path / "moment"
+    job = {"ELASTIC__JOB__TARGET": "tests.harness.leaving_job:slow_save", "MOMENT_FILE": str(moment)}
+    timeout = ("--shutdown-timeout=120",)
+    rare = {"ELASTIC__CHECKPOINT__SAVE_INTERLEAVED_STEPS": "100000"}
+    with cluster(tmp_path, etcd.endpoint, steps=STEPS, options=timeout, **job, **rare) as run:
+        for name in ("a", "b"):
+            run.start(name)
+        run.wait_step(20, world_size=2)
+        moment.touch()
+        began_s = time.monotonic()
+        run.nodes["b"].signal(signal.SIGTERM)
+        assert run.wait_exit("b", limit_s=100) == 75
+        assert time.monotonic() - began_s >= SLOW_SAVE_S, "the save was not slow"
+        moment.unlink()
+        assert run.wait_exit("a", limit_s=90) == 0
+        assert any(durable(record) for record in records(run) if record.generation == 1)
+        assert not [record for record in records(run) if isinstance(record.event, WorkerLost)]
+        account = exact_account(run)
+        assert (account.steps, account.recomputed_steps) == (STEPS, 0)
 
 
 def goes_on(run: Cluster) -> None:

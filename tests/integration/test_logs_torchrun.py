@@ -30,6 +30,37 @@ def test_lines_of_all_nodes_from_what_their_agents_keep(
     assert times == sorted(times)
 
 
+def test_a_lost_node_of_four_can_be_read_in_one_place(
+    tmp_path: Path, etcd: EtcdServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All four nodes' lines in order of time; who was lost, and how the others went on, once each."""
+    names = ("a", "b", "c", "d")
+    with cluster(tmp_path, etcd.endpoint, steps=100_000) as run:
+        for name in names:
+            run.start(name)
+        run.wait_step(30, world_size=4)
+        since = run.now()
+        run.nodes["c"].kill()
+        run.wait_step(40, world_size=3, since=since)
+        for name in ("a", "b", "d"):
+            run.nodes[name].process.terminate()
+        assert {run.wait_exit(name) for name in ("a", "b", "d")} == {75}
+    capsys.readouterr()
+    assert main(["logs", str(run.save_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert all(re.match(r"[0-9:.T+-]+ \[[abcd]( r[\d,-]+)?\] ", line) for line in lines), lines
+    assert {re.search(r"\[(\w)", line)[1] for line in lines} == set(names)
+    times = [line.split()[0] for line in lines]
+    assert times == sorted(times)
+    whole = "\n".join(lines)
+    agreed = [line for line in lines if re.search(r"world 3 on a, b, d \(.*\bc\b", line)]  # with the reason
+    assert sorted(re.search(r"\[(\w)", line)[1] for line in agreed) == ["a", "b", "d"]
+    after = whole.partition("world 3 on a, b, d")[2]
+    assert not re.search(r"\[c", after), "the dead say nothing"
+    assert len(set(re.findall(r"step (\d+) .*world 3", after))) > 0
+    assert "Traceback" not in whole
+
+
 def test_lines_of_workers_have_their_nodes_directory_and_rank(
     tmp_path: Path, etcd: EtcdServer, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -153,6 +153,11 @@ def test_pods_train_leave_in_order_are_killed_and_come_back(pods: Pods) -> None:
         for name in names[1:]:
             pods.stop(name, grace_s=grace_s)
             assert pods.container(name)["State"]["ExitCode"] == ExitCode.PREEMPTED
+        # The job made anew has another UID: on the same volume it goes on.
+        pods.play("kt-again-0", templates["Job/training"], index=0, environ={**environ, "JOB_UID": "kube-test-again"})
+        steps_of(run, 1, more=10)
+        pods.stop("kt-again-0", grace_s=grace_s)
+        assert pods.container("kt-again-0")["State"]["ExitCode"] == ExitCode.PREEMPTED
     result = account(read_records(events), order=None)
     assert not result.problems, result.problems
     assert (result.used_twice, result.never_used) == (0, 0)

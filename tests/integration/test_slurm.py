@@ -111,4 +111,9 @@ def test_warned_before_its_time_is_over_it_leaves_and_is_queued_again(place: Pat
         slurm.wait_state(job, "RUNNING", limit_s=60, restarts=before + 1)
         steps_again(run, world_size=2, more=20, since=seen(run))
         end(slurm, job, run)
+        # Submitted anew it has another number, and an etcd that knows nothing: it goes on all the same.
+        again = submit(slurm, place, nodes="2")
+        assert again != job
+        steps_again(run, world_size=2, more=20, since=seen(run))
+        end(slurm, again, run)
         assert_nothing_lost(place)

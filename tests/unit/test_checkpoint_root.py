@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from elastic.checkpoint.layout import LAUNCH
 from elastic.checkpoint.root import claim, write_problem
 from elastic.checkpoint.seams import LockCommitter
 from elastic.checkpoint.storage import PosixStorage
@@ -33,6 +34,18 @@ def test_another_job_is_refused_with_both_remedies(tmp_path):
     with pytest.raises(RunMismatch, match=r"--rdzv-id=mine.*another checkpoint\.save_path") as caught:
         claim(str(tmp_path), job_id="yours")
     assert caught.value.exit_code == 64
+
+
+def test_another_launch_goes_on_where_launches_leave_marks_or_nothing_was_saved(tmp_path):
+    mine = claim(str(tmp_path), job_id="mine")
+    assert claim(str(tmp_path), job_id="yours", any_launch=True) == mine
+    (tmp_path / "iteration_00000010").mkdir()
+    with pytest.raises(RunMismatch):
+        claim(str(tmp_path), job_id="yours", any_launch=True)
+    (tmp_path / LAUNCH).write_text("{}")
+    assert claim(str(tmp_path), job_id="yours", any_launch=True) == mine
+    with pytest.raises(RunMismatch):
+        claim(str(tmp_path), job_id="yours")
 
 
 def test_iterations_without_identity_are_another_runs(tmp_path):

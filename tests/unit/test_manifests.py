@@ -150,6 +150,38 @@ def test_the_job_is_known_to_etcd_by_an_identity_of_its_own():
     assert order.index("INDEX") < order.index("ELASTIC_NODE"), "a variable can use those above it only"
 
 
+ID_LABEL = {
+    "plain": "batch.kubernetes.io/controller-uid",
+    "development": "batch.kubernetes.io/controller-uid",
+    "jobset-kueue": "jobset.sigs.k8s.io/jobset-uid",  # jobs of a set are made anew when it restarts
+    "trainer": "jobset.sigs.k8s.io/jobset-uid",
+    "pytorchjob": "training.kubeflow.org/job-name",
+}
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_every_overlay_names_the_launch_by_what_its_pods_have_in_common(overlay):
+    (template,) = (each for owner, each in pod_templates(render(overlay)) if "etcd" not in owner)
+    container = template["spec"]["containers"][0]
+    assert "--rdzv-id=$(JOB_UID)" in container["args"]
+    (source,) = (each["valueFrom"]["fieldRef"]["fieldPath"] for each in container["env"] if each["name"] == "JOB_UID")
+    assert source == f"metadata.labels['{ID_LABEL[overlay]}']"
+
+
+def test_pods_are_spread_over_machines_and_etcd_keeps_its_majority():
+    resources = {named(each): each for each in render("plain")}
+    (spread,) = resources["Job/training"]["spec"]["template"]["spec"]["topologySpreadConstraints"]
+    assert spread["topologyKey"] == "kubernetes.io/hostname"
+    assert spread["labelSelector"]["matchLabels"] == resources["Job/training"]["spec"]["template"]["metadata"]["labels"]
+    etcd = resources["StatefulSet/etcd"]["spec"]
+    assert (etcd["replicas"], etcd["podManagementPolicy"]) == (3, "Parallel"), "one after the other never gets ready"
+    assert etcd["template"]["spec"]["affinity"]["podAntiAffinity"]
+    budget = resources["PodDisruptionBudget/etcd"]["spec"]
+    assert budget["maxUnavailable"] == 1
+    assert budget["selector"]["matchLabels"] == etcd["template"]["metadata"]["labels"]
+    assert resources["PersistentVolumeClaim/checkpoint"]["spec"]["accessModes"] == ["ReadWriteMany"]
+
+
 def test_no_probe_ends_what_is_healthy():
     for overlay in OVERLAYS:
         for owner, template in pod_templates(render(overlay)):
