@@ -23,7 +23,7 @@ def events_of(save_path: str) -> Path:
 
 
 class Unreadable:
-    """Counts the lines of event files that are no records, so that one of them does not hide all the others."""
+    """Counts what of the event files is no record or cannot be read, so that it does not hide all the rest."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -36,7 +36,8 @@ class Unreadable:
     def tell(self) -> None:
         """On stderr, if there were any."""
         if self._count:
-            complain(f"{self._count} lines of the event files cannot be read and were passed over; {self._first}")
+            what = "line or file of the events" if self._count == 1 else "lines or files of the events"
+            complain(f"{self._count} {what} cannot be read, passed over; the first: {self._first}")
 
 
 def goal_samples(save_path: str) -> int | None:

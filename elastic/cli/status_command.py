@@ -65,7 +65,8 @@ def watch(args: argparse.Namespace, *, clock: Clock) -> Status:
     from elastic.local.follow import Follower
 
     fold = StatusFold()
-    with Follower(events_of(args.save_path), on_unreadable=Unreadable(), few_steps=True) as follower:
+    unreadable = Unreadable()
+    with Follower(events_of(args.save_path), on_unreadable=unreadable, few_steps=True) as follower:
         while True:
             follower.read()
             for record in sorted(follower.records, key=lambda record: record.time_s):
@@ -73,6 +74,7 @@ def watch(args: argparse.Namespace, *, clock: Clock) -> Status:
             follower.records.clear()
             status = _tell(args, fold, clock, clear=sys.stdout.isatty())
             if status.state.is_end:
+                unreadable.tell()
                 return status
             clock.sleep(args.interval)
 
