@@ -16,16 +16,13 @@ from typing import Any
 
 import pytest
 
-from elastic.clock import SYSTEM_CLOCK
 from elastic.local.etcd import free_port
+from tests.harness.until import until
 
 
 def wait(test: Callable[[], bool], *, what: str, limit_s: float = 60.0) -> None:
-    """Until it is true. Raises AssertionError."""
-    until_s = SYSTEM_CLOCK.monotonic_s() + limit_s
-    while not test():
-        assert SYSTEM_CLOCK.monotonic_s() < until_s, f"{what} did not happen within {limit_s:.0f} s"
-        SYSTEM_CLOCK.sleep(0.1)
+    """Until it is true, which none of these servers tells by itself. Raises AssertionError."""
+    until(test, what=what, limit_s=limit_s, look_s=0.1)
 
 
 def ask(url: str) -> Any:

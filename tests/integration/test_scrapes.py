@@ -16,6 +16,7 @@ from elastic.local.cluster import Cluster
 from elastic.local.etcd import EtcdServer
 from tests.harness.scrape import Key, parsed
 from tests.harness.survival import cluster, leave_all
+from tests.harness.until import until
 
 pytestmark = [pytest.mark.integration, pytest.mark.exhaustive]
 
@@ -59,16 +60,16 @@ def test_a_worker_that_holds_the_interpreters_lock_slows_no_scrape(tmp_path: Pat
         run.wait_step(2)
         scrape = Scraper(run)
         usual_s = scrape.median_s(20)
-        until_s = time.monotonic() + 60
-        while not held.exists():
-            assert time.monotonic() < until_s
-            time.sleep(0.02)
-        time.sleep(0.5)  # its last step before is on its way
-        before, at = scrape()["elastic_step",], len(scrape.times_s)
+        until(held.exists, what="the hold", limit_s=60, news=lambda seconds: run.follower.wait(limit_s=seconds))
         began_s = time.monotonic()
+        run.follower.read()
+        before = max(r.event.iteration for r in run.follower.records if isinstance(r.event, StepCommitted))
+        until(lambda: scrape()["elastic_step",] == before, what="word of its last step before")
+        at, heard = len(scrape.times_s), len(run.follower.records)
         while time.monotonic() < began_s + 18:
             assert scrape()["elastic_step",] == before, "the worker goes on: it does not hold the lock"
-            time.sleep(0.2)
+            run.follower.wait(limit_s=0.2)
+        assert run.now() == heard, "nobody could say anything"
         during = scrape.times_s[at:]
         assert statistics.median(during) < 2 * usual_s + 0.01
         assert max(during) < 1.0
