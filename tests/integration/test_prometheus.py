@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic.events import Recovered, StepCommitted
+from elastic.events import Recovered, StepCommitted, WorldFormed
 from elastic.local.cluster import Cluster
 from elastic.local.etcd import EtcdServer
 from elastic.local.node import ROOT
@@ -55,13 +55,18 @@ def reached(run: Cluster) -> int:
     return max(r.event.iteration for r in run.follower.records if isinstance(r.event, StepCommitted))
 
 
-def come_and_go(run: Cluster) -> None:
-    """Node c is killed, and comes back: two changes of the membership."""
+def leader(run: Cluster) -> str:
+    run.follower.read()
+    return [r.node for r in run.follower.records if isinstance(r.event, WorldFormed) and r.event.leader][-1]
+
+
+def come_and_go(run: Cluster, name: str) -> None:
+    """A node is killed, and comes back: two changes of the membership."""
     at = run.now()
-    run.nodes["c"].kill()
+    run.nodes[name].kill()
     run.wait(lambda r: isinstance(r.event, Recovered), what="recovery", limit_s=60, since=at)
     at = run.now()
-    run.start("c")
+    run.start(name)
     run.wait_step(1, world_size=3, since=at)
     run.wait_step(reached(run) + 30, since=at)
 
@@ -74,15 +79,23 @@ def test_a_run_with_kills(tmp_path: Path, etcd: EtcdServer) -> None:
         began_s = min(r.time_s for r in run.follower.records)
         wait(lambda: prometheus.number('sum(up{job="elastic"})') == 3, what="three targets")
         wait(lambda: prometheus.number("sum(elastic_steps_committed_total)") is not None, what="the leader's scrape")
-        for _ in range(3):
-            come_and_go(run)
+        counted = prometheus.number("sum(elastic_steps_committed_total)")
+        first = leader(run)
+        come_and_go(run, next(name for name in run.nodes if name != first))
+        come_and_go(run, first)
+        second = leader(run)
+        assert second != first
+        come_and_go(run, next(name for name in run.nodes if name not in (first, second)))
         at = run.now()
-        (worker,) = run.nodes["b"].workers()
+        (worker,) = run.nodes[second].workers()
         os.kill(worker, signal.SIGKILL)
         run.wait(lambda r: isinstance(r.event, Recovered), what="recovery", limit_s=60, since=at)
         run.wait_step(reached(run) + 60, since=at)
 
         wait(lambda: prometheus.number("sum(increase(elastic_rescales_total[10m]))") >= 6, what="all was scraped")
+        assert counted is not None
+        wait(lambda: prometheus.number("count(elastic_steps_committed_total)") == 1, what="one leader's series")
+        assert (prometheus.number("sum(elastic_steps_committed_total)") or 0) > counted, "the next leader goes on"
         _counted_once(prometheus, began_s)
         _rules_are_well(prometheus)
         _no_panel_is_empty(prometheus)
