@@ -9,7 +9,7 @@ import threading
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -130,8 +130,15 @@ class Prometheus(Server):
     """Scrapes and evaluates each second; finds its targets in a file, its rules in ours, if any."""
 
     def __init__(
-        self, directory: Path, *, targets: Path, rules: Path | None = None, alertmanager: Alertmanager | None = None
+        self,
+        directory: Path,
+        *,
+        targets: Path,
+        rules: Path | None = None,
+        alertmanager: Alertmanager | None = None,
+        access: Mapping[str, Any] | None = None,
     ) -> None:
+        """`access`: what else its scrape job says, of certificates and passwords."""
         places = [] if alertmanager is None else [alertmanager.url.removeprefix("http://")]
         config = {
             "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
@@ -141,6 +148,7 @@ class Prometheus(Server):
                 {
                     "job_name": "elastic",
                     "file_sd_configs": [{"files": [str(targets)], "refresh_interval": "1s"}],
+                    **(access or {}),
                 }
             ],
         }

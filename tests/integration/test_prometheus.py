@@ -17,6 +17,7 @@ from elastic.events import Recovered, StepCommitted, WorldFormed
 from elastic.local.cluster import Cluster
 from elastic.local.etcd import EtcdServer
 from elastic.local.node import ROOT
+from tests.harness.certificates import Authority
 from tests.harness.prometheus import Alertmanager, Pager, Prometheus, wait
 from tests.harness.survival import cluster, leave_all
 from tests.unit.test_dashboard import EXPRESSIONS
@@ -103,6 +104,39 @@ def test_a_run_with_kills(tmp_path: Path, etcd: EtcdServer) -> None:
         told = next(a for a in pager.alerts if a["labels"]["alertname"] == "ElasticRescaleStorm")
         assert (told["status"], told["labels"]["job"], told["labels"]["severity"]) == ("firing", "elastic", "ticket")
         assert "The membership changed" in told["annotations"]["summary"]
+        leave_all(run)
+
+
+def test_a_prometheus_with_certificate_and_password_reads_an_agent_that_demands_both(
+    tmp_path: Path, etcd: EtcdServer
+) -> None:
+    """Of settings and secrets nothing comes into what is scraped."""
+    authority = Authority(tmp_path / "authority")
+    own, client = authority.sign("agent"), authority.sign("prometheus", client=True)
+    users = tmp_path / "users"
+    users.write_text("prometheus:a-secret-word\n")
+    users.chmod(0o600)
+    wanted = {
+        "ELASTIC__METRICS__TLS_CERT": str(own.cert_file),
+        "ELASTIC__METRICS__TLS_KEY": str(own.key_file),
+        "ELASTIC__METRICS__CLIENT_CA": str(authority.ca_file),
+        "ELASTIC__METRICS__USERS_FILE": str(users),
+        "ELASTIC__RENDEZVOUS__FIRST_WAIT_S": "0",
+    }
+    tls = {"ca_file": authority.ca_file, "cert_file": client.cert_file, "key_file": client.key_file}
+    access = {
+        "basic_auth": {"username": "prometheus", "password": "a-secret-word"},
+        "tls_config": {name: str(file) for name, file in tls.items()},
+    }
+    targets = tmp_path / "targets.json"
+    with cluster(tmp_path, etcd.endpoint, steps=1_000_000, **wanted) as run, discovery(etcd, targets):
+        run.start("a")
+        run.wait_step(2)
+        with contextlib.closing(Prometheus(tmp_path, targets=targets, access=access)) as prometheus:
+            wait(lambda: prometheus.number('sum(up{job="elastic"})') == 1, what="a scrape")
+            found = str(prometheus.query('{__name__=~"elastic_.+"}'))
+        assert "elastic_steps_committed_total" in found
+        assert not [word for word in ("a-secret-word", str(users), str(tmp_path / "checkpoint")) if word in found]
         leave_all(run)
 
 
