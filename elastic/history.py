@@ -41,7 +41,8 @@ def manifest_of(save_path: str | Path, *, iteration: int | None) -> Manifest:
     """
     root = str(save_path)
     storage = storage_for(root)
-    whole = [each for each in survey(root, storage=storage).in_place if each.problem is None]
+    found = survey(root, storage=storage).in_place
+    whole = [each for each in found if each.problem is None and each.lineage is not None]
     if not whole:
         raise UsageError(f"{save_path} holds no whole iteration of a run of ours; name a checkpoint.save_path")
     chosen = [each for each in whole if iteration in (None, each.iteration)]
@@ -49,7 +50,10 @@ def manifest_of(save_path: str | Path, *, iteration: int | None) -> Manifest:
         there = ", ".join(str(number) for number in sorted(each.iteration for each in whole))
         raise UsageError(f"{save_path} holds no whole iteration {iteration}; there are {there}")
     place = os.path.join(root, max(chosen, key=lambda each: each.iteration).place, MANIFEST)
-    return Manifest.from_bytes(read_small(place, storage=storage, limit_bytes=MAX_JSON_BYTES))
+    try:
+        return Manifest.from_bytes(read_small(place, storage=storage, limit_bytes=MAX_JSON_BYTES))
+    except ValueError as error:  # Whole a moment ago.
+        raise UsageError(f"{place} was changed or taken away while it was read ({error}); try again") from error
 
 
 def told_order(records: Sequence[Record]) -> DataOrder | None:

@@ -172,6 +172,17 @@ def test_an_account_is_made_of_the_rest(run, tmp_path):
     assert (code, "a step_committed of another version: its iteration is '3'" in out) == (1, True)
 
 
+def test_an_account_and_a_report_pass_over_an_iteration_that_others_wrote(run, tmp_path):
+    shard = tmp_path / "run" / "iteration_00000009" / "model-0000000-0000001.safetensors"
+    shard.parent.mkdir()
+    header = b'{"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+    shard.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    code, out, err = run("audit")
+    assert (code, out, "holds no whole iteration of a run of ours" in err) == (64, "", True)
+    assert run("report", "-o", str(tmp_path / "r.html"))[0] == 0
+    assert "holds no whole iteration of a run of ours" in (tmp_path / "r.html").read_text()
+
+
 def test_logs_show_the_rest(run, tmp_path):
     line = {"time_s": 5.0, "node": "a", "ranks": [0], "generation": 1, "stream": "stdout", "text": "a word"}
     logs = tmp_path / "run" / "logs"
