@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from elastic.cli.console import say
+from elastic.cli.console import say, say_json
 from elastic.cli.runs import Unreadable, events_of
 from elastic.errors import ExitCode, UsageError
 from elastic.events import EVENT_TYPES, Record, encode, merged_records
@@ -66,7 +67,7 @@ def _tell(args: argparse.Namespace, record: Record) -> None:
     if args.node is not None and record.node != args.node:
         return
     if args.json:
-        say(encode(record))
+        say_json(json.loads(encode(record)))
     else:
         at = datetime.fromtimestamp(record.time_s, tz=UTC)
         say(f"{at:%Y-%m-%d %H:%M:%S}.{at.microsecond // 1000:03d}Z  {head(record)}  {sentence(record.event)}")

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-from elastic.cli.console import columns, say
+from elastic.cli.console import columns, say, say_json
 from elastic.cli.etcd_place import add_arguments
 from elastic.cli.runs import Unreadable, events_of, goal_samples
 from elastic.clock import SYSTEM_CLOCK, Clock
@@ -82,7 +81,7 @@ def watch(args: argparse.Namespace, *, clock: Clock) -> Status:
 def _tell(args: argparse.Namespace, fold: StatusFold, clock: Clock, *, clear: bool) -> Status:
     status = fold.status(now_s=clock.wall_s(), goal_samples=goal_samples(args.save_path))
     if args.json:
-        say(json.dumps(dataclasses.asdict(status)))
+        say_json(dataclasses.asdict(status))
     else:
         say((_CLEAR if clear else "") + columns(screen(status)) + ("\n" if args.watch else ""))
     return status

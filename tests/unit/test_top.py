@@ -44,6 +44,18 @@ def test_as_json(run_dir, capsys):
     assert told["told"] == len(told["events"])
 
 
+@pytest.mark.parametrize("argv", [("top",), ("status",), ("events", "--all")], ids=" ".join)
+def test_a_loss_that_is_no_number_is_no_number_in_json(run_dir, capsys, argv):
+    story.write(run_dir, story.step(21, "a", "b", at_s=129.0, generation=2, loss=float("nan")))
+
+    def refuse(word):
+        raise AssertionError(f"{word} is no JSON")
+
+    assert main([*argv, str(run_dir), "--json"]) == 0
+    told = [json.loads(line, parse_constant=refuse) for line in capsys.readouterr().out.splitlines()]
+    assert '"loss": null' in json.dumps(told)
+
+
 def test_an_iteration_that_is_taken_away_while_it_is_looked_at_costs_the_goal_alone(run_dir, capsys, monkeypatch):
     gone = policy.Found(place="iteration_00000005", iteration=5, lineage="l")
     monkeypatch.setattr(survey, "survey", lambda root, storage: survey.Survey(tracker=None, found=(gone,)))
