@@ -7,6 +7,7 @@ import select
 from collections.abc import Callable
 
 from elastic.clock import SYSTEM_CLOCK
+from elastic.local.follow import Follower
 
 LOOK_S = 0.01
 """How often to look where nothing tells."""
@@ -31,6 +32,16 @@ def until(
     while not condition():
         assert SYSTEM_CLOCK.monotonic_s() < until_s, f"{what} did not happen within {limit_s:g} s"
         news(look_s)
+
+
+def of(follower: Follower) -> Callable[[float], object]:
+    """The news of a run's events, which it takes in."""
+
+    def news(limit_s: float) -> None:
+        follower.wait(limit_s=limit_s)
+        follower.read()
+
+    return news
 
 
 def ended(pid: int, *, limit_s: float) -> bool:

@@ -18,7 +18,7 @@ from elastic.local.node import descendants
 from tests.harness.certificates import Authority
 from tests.harness.etcd_admin import User, enable_users, keys, leader, leases, mark
 from tests.harness.survival import cluster, durable, exact_account
-from tests.harness.until import until
+from tests.harness.until import of, until
 
 pytestmark = [pytest.mark.integration, pytest.mark.exhaustive]
 
@@ -146,7 +146,7 @@ def with_the_keeper(run: Cluster) -> str:
         lambda: "elastic.rendezvous.lease_keeper" in told_to_everyone(run),
         what="the keeper's start",
         limit_s=20,
-        news=lambda seconds: run.follower.wait(limit_s=seconds),
+        news=of(run.follower),
         look_s=0.2,
     )
     return told_to_everyone(run)

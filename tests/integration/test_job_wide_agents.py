@@ -16,7 +16,7 @@ from elastic.local.etcd import EtcdServer
 from elastic.local.follow import Follower
 from tests.harness.scrape import Key, parsed
 from tests.harness.survival import cluster, leave_all
-from tests.harness.until import until
+from tests.harness.until import of, until
 
 pytestmark = [pytest.mark.integration, pytest.mark.exhaustive]
 
@@ -38,12 +38,7 @@ def written(run: Cluster, name: str, *, times: int) -> None:
         return len(seen) > times
 
     with Follower(path.parent) as drafts:  # each begins as a new file beside it
-
-        def news(seconds: float) -> None:
-            drafts.wait(limit_s=seconds)
-            drafts.read()
-
-        until(enough, what=f"{name} is written {times} times", limit_s=60, news=news)
+        until(enough, what=f"{name} is written {times} times", limit_s=60, news=of(drafts))
 
 
 def scraped(run: Cluster) -> dict[str, dict[Key, float]]:

@@ -18,7 +18,7 @@ from elastic.local.etcd import EtcdServer
 from tests.harness.faults import state_of
 from tests.harness.scrape import Key, parsed
 from tests.harness.survival import cluster, leave_all
-from tests.harness.until import until
+from tests.harness.until import of, until
 
 pytestmark = [pytest.mark.integration, pytest.mark.exhaustive]
 
@@ -62,7 +62,7 @@ def test_a_worker_that_holds_the_interpreters_lock_slows_no_scrape(tmp_path: Pat
         run.wait_step(2)
         scrape = Scraper(run)
         usual_s = scrape.median_s(20)
-        until(held.exists, what="the hold", limit_s=60, news=lambda seconds: run.follower.wait(limit_s=seconds))
+        until(held.exists, what="the hold", limit_s=60, news=of(run.follower))
         began_s = time.monotonic()
         run.follower.read()
         before = max(r.event.iteration for r in run.follower.records if isinstance(r.event, StepCommitted))
