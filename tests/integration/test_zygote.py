@@ -151,14 +151,15 @@ ready = ReadyWorkers(module="", command_bytes=100, environ=os.environ, clock=SYS
 ready.start()
 environ = {{**os.environ, "ELASTIC_AGENT_PID": str(os.getpid())}}
 worker = ready.fork([sys.executable, "-u", sys.argv[1]], environ, [0, 1, 2])
-print("worker", worker.pid, ready._zygote.process.pid, flush=True)
+os.write(1, f"worker {{worker.pid}} {{ready._zygote.process.pid}}\\n".encode())
 sys.stdin.read()
 """
 
 
 def test_nobody_outlives_an_agent_that_is_killed(tmp_path):
     script = tmp_path / "program.py"
-    script.write_text("import time; print('up', flush=True); time.sleep(600)")
+    # Both write into one pipe, each of them its line at once; `print` may write it in parts.
+    script.write_text("import os, time; os.write(1, b'up\\n'); time.sleep(600)")
     agent = subprocess.Popen(
         [sys.executable, "-c", AGENT.format(root=ROOT), str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
