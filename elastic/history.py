@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from elastic.checkpoint.layout import MANIFEST, MAX_JSON_BYTES
@@ -41,7 +41,8 @@ def manifest_of(save_path: str | Path, *, iteration: int | None) -> Manifest:
     """
     root = str(save_path)
     storage = storage_for(root)
-    whole = [each for each in survey(root, storage=storage).in_place if each.problem is None]
+    found = survey(root, storage=storage).in_place
+    whole = [each for each in found if each.problem is None and each.lineage is not None]
     if not whole:
         raise UsageError(f"{save_path} holds no whole iteration of a run of ours; name a checkpoint.save_path")
     chosen = [each for each in whole if iteration in (None, each.iteration)]
@@ -49,14 +50,17 @@ def manifest_of(save_path: str | Path, *, iteration: int | None) -> Manifest:
         there = ", ".join(str(number) for number in sorted(each.iteration for each in whole))
         raise UsageError(f"{save_path} holds no whole iteration {iteration}; there are {there}")
     place = os.path.join(root, max(chosen, key=lambda each: each.iteration).place, MANIFEST)
-    return Manifest.from_bytes(read_small(place, storage=storage, limit_bytes=MAX_JSON_BYTES))
+    try:
+        return Manifest.from_bytes(read_small(place, storage=storage, limit_bytes=MAX_JSON_BYTES))
+    except ValueError as error:  # Whole a moment ago.
+        raise UsageError(f"{place} was changed or taken away while it was read ({error}); try again") from error
 
 
 def told_order(records: Sequence[Record]) -> DataOrder | None:
     """The order that the run itself told last, which says of every earlier sample too what it was; None: not told.
 
     Raises:
-        UsageError: it was computed in a way that this version does not know.
+        UsageError: it was computed in a way that this version does not know, or it is none.
     """
     told = [record.event for record in records if isinstance(record.event, OrderChosen)]
     if not told:
@@ -67,9 +71,14 @@ def told_order(records: Sequence[Record]) -> DataOrder | None:
             f"this run's order is of version {last.order_version}, and {ORDER_VERSION} is computed here; "
             "take the version of elastic that the run used"
         )
-    if last.segments:
-        return DataOrder.from_plain(json.loads(last.segments))
-    return DataOrder.of(Order(length=last.length, seed=last.seed, kind=OrderKind(last.order)))
+    try:
+        if last.segments:
+            return DataOrder.from_plain(json.loads(last.segments))
+        return DataOrder.of(Order(length=last.length, seed=last.seed, kind=OrderKind(last.order)))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UsageError(
+            f"what this run tells of its order is none: {error!r}; its event files were changed"
+        ) from error
 
 
 def run_order(settings: Settings) -> DataOrder:
@@ -83,16 +92,18 @@ def run_order(settings: Settings) -> DataOrder:
     return DataOrder.of(order_of(load_job(settings.job.target, settings).dataset(), settings, plan))
 
 
-def audit_run(save_path: str | Path) -> Account:
+def audit_run(save_path: str | Path, *, on_unreadable: Callable[[str], None] | None = None) -> Account:
     """The sample account of a run, with every step's digest computed anew.
 
-    Events are read on this machine also where the run saves into an object store.
+    Events are read on this machine also where the run saves into an object store. What of them is no record is passed
+    over and told to `on_unreadable`: the steps that it may have told of are then missing in the account.
 
     Raises:
         UsageError: no events, or nothing that tells the run's order.
+        ValueError: what is no record, without `on_unreadable`.
     """
     events = Path(local_dir(str(save_path))) / "events"
-    records = read_records(events)
+    records = read_records(events, on_unreadable=on_unreadable)
     if not records:
         raise UsageError(f"{events} holds no events; name the checkpoint.save_path of a run")
     manifest = _last_saved(save_path)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from elastic.cli.console import columns, say
+from elastic.cli.runs import Unreadable
 from elastic.errors import ExitCode, UsageError
 
 
@@ -26,7 +27,9 @@ def run(args: argparse.Namespace, rest: Sequence[str]) -> ExitCode:
 
     if rest:
         raise UsageError(f"unexpected arguments: {' '.join(rest)}")
-    found = audit_run(args.save_path)
+    unreadable = Unreadable()
+    found = audit_run(args.save_path, on_unreadable=unreadable)
+    unreadable.tell()
     if args.json:
         say(json.dumps(dataclasses.asdict(found) | {"exact": found.exact}))
     else:

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+import json
+import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 
 def say(text: str) -> None:
     """One line, or several, on stdout."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
+
+
+def say_json(value: object) -> None:
+    """One object on one line. JSON has no word for what is no number (a loss may be): it is null."""
+    try:
+        say(json.dumps(value, allow_nan=False))
+    except ValueError:
+        say(json.dumps(_finite(value)))
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: _finite(each) for name, each in value.items()}
+    return [_finite(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def complain(text: str) -> None:

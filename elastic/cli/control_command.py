@@ -13,6 +13,7 @@ from elastic.cli.console import say
 from elastic.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
+    from elastic.rendezvous.control import Asked
     from elastic.rendezvous.wish import Wish
 
 _MOST_NODES = 100_000
@@ -33,32 +34,29 @@ def register(commands: Any) -> None:
 
 def run_scale(args: argparse.Namespace, rest: Sequence[str]) -> ExitCode:
     """Change the limits; the job saves and comes together anew where they ask for it."""
+    from elastic.observe.agreed import scale_answer
     from elastic.rendezvous.wish import scaled
 
     least, most = nodes_of(args.nodes)
-    now = _ask(args, rest, partial(scaled, min_nodes=least, max_nodes=most))
-    then = f"at its next step it goes on with {most}" if now > most else "it goes on as it is"
-    if now < least:
-        then = f"at its next step it saves and waits for {least}"
-    say(f"the job may have {least} to {most} nodes now; it has {now}: {then}")
+    say(scale_answer(_ask(args, rest, partial(scaled, min_nodes=least, max_nodes=most))))
     return ExitCode.DONE
 
 
 def run_pause(args: argparse.Namespace, rest: Sequence[str]) -> ExitCode:
     """Have it rest; its agents stay and wait."""
+    from elastic.observe.agreed import pause_answer
     from elastic.rendezvous.wish import paused
 
-    _ask(args, rest, paused)
-    say("the job was asked to pause: it finishes its step, saves, and waits for `elastic resume`")
+    say(pause_answer(_ask(args, rest, paused)))
     return ExitCode.DONE
 
 
 def run_resume(args: argparse.Namespace, rest: Sequence[str]) -> ExitCode:
     """Have it go on."""
+    from elastic.observe.agreed import resume_answer
     from elastic.rendezvous.wish import resumed
 
-    _ask(args, rest, resumed)
-    say("the job was asked to go on")
+    say(resume_answer(_ask(args, rest, resumed)))
     return ExitCode.DONE
 
 
@@ -76,11 +74,11 @@ def nodes_of(text: str) -> tuple[int, int]:
     return least, most
 
 
-def _ask(args: argparse.Namespace, rest: Sequence[str], change: Callable[..., Wish]) -> int:
-    """Write the wish; how many nodes the job has."""
+def _ask(args: argparse.Namespace, rest: Sequence[str], change: Callable[..., Wish]) -> Asked:
+    """Write the wish."""
     from elastic.rendezvous.control import ask
 
     if rest:
         raise UsageError(f"unexpected arguments: {' '.join(rest)}")
     with job_place.job_keys(args) as (store, keys):
-        return ask(store, keys=keys, change=partial(change, reason=job_place.reason_of(args))).nodes
+        return ask(store, keys=keys, change=partial(change, reason=job_place.reason_of(args)))

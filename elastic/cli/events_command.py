@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from elastic.cli.console import say
+from elastic.cli.console import say, say_json
 from elastic.cli.runs import Unreadable, events_of
 from elastic.errors import ExitCode, UsageError
 from elastic.events import EVENT_TYPES, Record, encode, merged_records
@@ -33,21 +34,22 @@ def run(args: argparse.Namespace, rest: Sequence[str]) -> ExitCode:
     """Print the events."""
     if rest:
         raise UsageError(f"unexpected arguments: {' '.join(rest)}")
-    directory = events_of(args.save_path)
+    directory, unreadable = events_of(args.save_path), Unreadable()
     if not args.follow:
-        unreadable = Unreadable()
         for record in merged_records(directory, on_unreadable=unreadable):
             _tell(args, record)
         unreadable.tell()
         return ExitCode.DONE
     from elastic.local.follow import Follower
 
-    with Follower(directory, on_unreadable=Unreadable()) as follower:
-        _follow(args, follower)
-    return ExitCode.DONE
+    try:
+        with Follower(directory, on_unreadable=unreadable) as follower:
+            _follow(args, follower)
+    finally:
+        unreadable.tell()
 
 
-def _follow(args: argparse.Namespace, follower: Follower) -> None:
+def _follow(args: argparse.Namespace, follower: Follower) -> NoReturn:
     """Until interrupted: what comes in one reading is told by time."""
     while True:
         follower.read()
@@ -65,7 +67,7 @@ def _tell(args: argparse.Namespace, record: Record) -> None:
     if args.node is not None and record.node != args.node:
         return
     if args.json:
-        say(encode(record))
+        say_json(json.loads(encode(record)))
     else:
         at = datetime.fromtimestamp(record.time_s, tz=UTC)
         say(f"{at:%Y-%m-%d %H:%M:%S}.{at.microsecond // 1000:03d}Z  {head(record)}  {sentence(record.event)}")

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from elastic.cli.console import say
+from elastic.cli.console import complain, say
 from elastic.clock import SYSTEM_CLOCK, Clock
 from elastic.errors import ExitCode, UsageError
 from elastic.observe.logs import LogFile, LogLine, files_in, line_of, shown
@@ -66,6 +66,7 @@ class Reader:
         self.directories = directories
         self._read_bytes: dict[tuple[int, int], int] = {}
         """By device and inode: a file that is renamed goes on."""
+        self._unread: set[Path] = set()
 
     def files(self) -> list[LogFile]:
         """Those that there are now."""
@@ -73,15 +74,20 @@ class Reader:
 
     def read(self) -> list[LogLine]:
         """What is new: by time where lines tell it, else file after file."""
-        lines = [line for file in self.files() for line in self._new_of(file)]
+        lines: list[LogLine] = []
+        for file in self.files():
+            try:
+                lines.extend(self._new_of(file))
+            except FileNotFoundError:
+                continue  # Rotated away just now: it is found under its other name next time.
+            except OSError as error:  # One node's file must not hide what the others say.
+                if file.path not in self._unread:
+                    complain(f"{file.path} cannot be read, passed over: {error.strerror}")
+                self._unread.add(file.path)
         return sorted(lines, key=lambda line: line.time_s or 0.0)
 
     def _new_of(self, file: LogFile) -> Iterator[LogLine]:
-        try:
-            opened = file.path.open("rb")
-        except FileNotFoundError:
-            return  # Rotated away just now: it is found under its other name next time.
-        with opened:
+        with file.path.open("rb") as opened:
             stat = os.fstat(opened.fileno())
             key = (stat.st_dev, stat.st_ino)
             begin = self._read_bytes.get(key, 0)

@@ -46,8 +46,8 @@ def _account(save_path: str) -> Account:
     from elastic.history import audit_run
 
     try:
-        found = audit_run(save_path)
-    except (ElasticError, ValueError) as error:  # ValueError: a line that is no record, which an account cannot pass
+        found = audit_run(save_path, on_unreadable=lambda _problem: None)  # they are told already
+    except (ElasticError, OSError) as error:
         return Account(verdict=f"there is none: {error}", exact=None)
     numbers = [pair for pair in dataclasses.asdict(found).items() if pair[0] != "problems"]
     return Account(

@@ -23,7 +23,7 @@ def events_of(save_path: str) -> Path:
 
 
 class Unreadable:
-    """Counts the lines of event files that are no records, so that one of them does not hide all the others."""
+    """Counts what of the event files is no record or cannot be read, so that it does not hide all the rest."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -36,12 +36,15 @@ class Unreadable:
     def tell(self) -> None:
         """On stderr, if there were any."""
         if self._count:
-            complain(f"{self._count} lines of the event files cannot be read and were passed over; {self._first}")
+            what = "line or file of the events" if self._count == 1 else "lines or files of the events"
+            complain(f"{self._count} {what} cannot be read, passed over; the first: {self._first}")
 
 
 def goal_samples(save_path: str) -> int | None:
     """Where the run ends by the settings in its newest checkpoint; None before the first one."""
     training = newest_settings(save_path).get("training", {})
+    if not isinstance(training, dict):
+        return None
     steps, batch = training.get("steps"), training.get("global_batch_size")
     return steps * batch if isinstance(steps, int) and isinstance(batch, int) else None
 
@@ -56,8 +59,12 @@ def newest_settings(save_path: str) -> dict[str, dict[str, object]]:
     from elastic.checkpoint.survey import read_small, survey
 
     storage = storage_for(save_path)
-    whole = [each for each in survey(save_path, storage=storage).in_place if each.problem is None]
+    found = survey(save_path, storage=storage).in_place
+    whole = [each for each in found if each.problem is None and each.lineage is not None]
     if not whole:
         return {}
     place = os.path.join(save_path, max(whole, key=lambda each: each.iteration).place, MANIFEST)
-    return dict(Manifest.from_bytes(read_small(place, storage=storage, limit_bytes=MAX_JSON_BYTES)).settings)
+    try:
+        return dict(Manifest.from_bytes(read_small(place, storage=storage, limit_bytes=MAX_JSON_BYTES)).settings)
+    except ValueError:
+        return {}  # It was taken away since it was looked at: the run goes on meanwhile.

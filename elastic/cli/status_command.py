@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-from elastic.cli.console import columns, say
+from elastic.cli.console import columns, say, say_json
 from elastic.cli.etcd_place import add_arguments
 from elastic.cli.runs import Unreadable, events_of, goal_samples
 from elastic.clock import SYSTEM_CLOCK, Clock
@@ -65,7 +64,8 @@ def watch(args: argparse.Namespace, *, clock: Clock) -> Status:
     from elastic.local.follow import Follower
 
     fold = StatusFold()
-    with Follower(events_of(args.save_path), on_unreadable=Unreadable(), few_steps=True) as follower:
+    unreadable = Unreadable()
+    with Follower(events_of(args.save_path), on_unreadable=unreadable, few_steps=True) as follower:
         while True:
             follower.read()
             for record in sorted(follower.records, key=lambda record: record.time_s):
@@ -73,6 +73,7 @@ def watch(args: argparse.Namespace, *, clock: Clock) -> Status:
             follower.records.clear()
             status = _tell(args, fold, clock, clear=sys.stdout.isatty())
             if status.state.is_end:
+                unreadable.tell()
                 return status
             clock.sleep(args.interval)
 
@@ -80,7 +81,7 @@ def watch(args: argparse.Namespace, *, clock: Clock) -> Status:
 def _tell(args: argparse.Namespace, fold: StatusFold, clock: Clock, *, clear: bool) -> Status:
     status = fold.status(now_s=clock.wall_s(), goal_samples=goal_samples(args.save_path))
     if args.json:
-        say(json.dumps(dataclasses.asdict(status)))
+        say_json(dataclasses.asdict(status))
     else:
         say((_CLEAR if clear else "") + columns(screen(status)) + ("\n" if args.watch else ""))
     return status

@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib.util
-import json
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from elastic.cli.console import columns, complain, say
+from elastic.cli.console import columns, complain, say, say_json
 from elastic.cli.runs import Unreadable, events_of, goal_samples
 from elastic.clock import SYSTEM_CLOCK, Clock
 from elastic.errors import ExitCode, UsageError
@@ -40,7 +39,7 @@ def run(args: argparse.Namespace, rest: Sequence[str]) -> ExitCode:
     with Follower(events_of(args.save_path), on_unreadable=unreadable, few_steps=True) as follower:
         look = looker(args.save_path, follower, clock=SYSTEM_CLOCK)
         if args.json:
-            say(json.dumps(dataclasses.asdict(look())))
+            say_json(dataclasses.asdict(look()))
         elif not (sys.stdin.isatty() and sys.stdout.isatty()):
             say(plainly(look()))
         elif importlib.util.find_spec("textual") is None:

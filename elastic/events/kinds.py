@@ -7,6 +7,9 @@ from typing import ClassVar, Protocol
 
 from elastic.events.causes import Cause, Direction, Outcome
 
+Measured = float
+"""What a model computed: it may be no number, or endless. All other numbers of events are finite."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
@@ -235,7 +238,7 @@ class StepCommitted(Event):
     step_samples: int
     step_digest: int
     run_digest: int
-    loss: float
+    loss: Measured
     world_size: int
     seconds: float
     skipped: str = ""
@@ -256,7 +259,7 @@ class Evaluated(Event):
     kind = "evaluated"
     iteration: int
     consumed_samples: int
-    values: tuple[tuple[str, float], ...]
+    values: tuple[tuple[str, Measured], ...]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from elastic.events import wishes  # noqa: F401 - its event is one of the types below
-from elastic.events.causes import Cause, Direction, Outcome
 from elastic.events.kinds import Event, Unknown
+from elastic.events.shapes import SHAPES, Shape, moment, text, whole
 
 EVENT_TYPES: dict[str, type[Event]] = {cls.kind: cls for cls in Event.__subclasses__() if cls is not Unknown}
 
@@ -42,10 +42,9 @@ def encode(record: Record) -> str:
     event = record.event
     head = {name: getattr(record, name) for name in _HEAD}
     if isinstance(event, Unknown):
-        told = {"kind": event.name} | json.loads(event.fields)
-    else:
-        told = {"kind": event.kind} | dataclasses.asdict(event)
-    return json.dumps(head | told, separators=(",", ":"), default=str)
+        told = json.dumps(head | {"kind": event.name}, separators=(",", ":"))
+        return told if event.fields == "{}" else f"{told[:-1]},{event.fields[1:]}"
+    return json.dumps(head | {"kind": event.kind} | dataclasses.asdict(event), separators=(",", ":"), default=str)
 
 
 def decode(line: str) -> Record:
@@ -56,41 +55,42 @@ def decode(line: str) -> Record:
     """
     try:
         raw: dict[str, Any] = json.loads(line)
-        head = {name: raw.pop(name) for name in _HEAD}
-        name = raw.pop("kind")
-        return Record(event=_event(name, raw), **head)
-    except (TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"not an event record: {line[:120]!r} ({error})") from error
+        time_s, node, rank, generation = (raw.pop(name) for name in _HEAD)
+        if whole(generation) < 0 or (rank is not None and whole(rank) < 0):
+            raise ValueError("its rank or generation is below 0")
+        event = _event(text(raw.pop("kind")), raw)
+        return Record(time_s=moment(time_s), node=text(node), rank=rank, generation=generation, event=event)
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+        raise ValueError(f"not an event record: {line[:120]!r} ({error or type(error).__name__})") from error
 
 
 def _event(name: str, raw: dict[str, Any]) -> Event:
     cls = EVENT_TYPES.get(name)
     if cls is None:
         return _unknown(name, raw, reason="this version has no such kind")
-    known = {field.name: field for field in dataclasses.fields(cls)}
-    missing = [each.name for each in known.values() if each.default is dataclasses.MISSING and each.name not in raw]
-    if missing:
+    if missing := [each for each in _REQUIRED[cls] if each not in raw]:
         return _unknown(name, raw, reason=f"it does not tell {', '.join(missing)}")
-    try:
-        return cls(**{each: _restore(known[each].type, value) for each, value in raw.items() if each in known})
-    except ValueError as error:
-        return _unknown(name, raw, reason=str(error))
+    fields = {}
+    for each, shape in _SHAPES_OF[cls].items():
+        if each in raw:
+            try:
+                fields[each] = shape(raw[each])
+            except (ValueError, TypeError, OverflowError):
+                return _unknown(name, raw, reason=f"its {each} is {str(raw[each])[:60]!r}")
+    return cls(**fields)
 
 
 def _unknown(name: str, raw: dict[str, Any], *, reason: str) -> Unknown:
     return Unknown(name=name, fields=json.dumps(raw, separators=(",", ":")), reason=reason)
 
 
-_ENUMS = {"Cause": Cause, "Direction": Direction, "Outcome": Outcome}
-
-
-def _restore(type_name: Any, value: Any) -> Any:
-    """Give a JSON value the type that its field declares (annotations are strings here)."""
-    if type_name in _ENUMS:
-        return _ENUMS[type_name](value)
-    if isinstance(value, list):
-        return tuple(tuple(item) if isinstance(item, list) else item for item in value)
-    return value
+_SHAPES_OF: dict[type[Event], dict[str, Shape]] = {
+    cls: {field.name: SHAPES[str(field.type)] for field in dataclasses.fields(cls)} for cls in EVENT_TYPES.values()
+}
+_REQUIRED: dict[type[Event], tuple[str, ...]] = {
+    cls: tuple(field.name for field in dataclasses.fields(cls) if field.default is dataclasses.MISSING)
+    for cls in EVENT_TYPES.values()
+}
 
 
 class EventFile:
@@ -113,12 +113,20 @@ class EventFile:
         os.close(self._fd)
 
 
-def read_records(directory: Path) -> list[Record]:
-    """All records of all nodes, by time. A last line still being written is left out."""
+def read_records(directory: Path, *, on_unreadable: Callable[[str], None] | None = None) -> list[Record]:
+    """All records of all nodes, by time. A last line still being written is left out.
+
+    Raises:
+        ValueError: a line is no record, or a file cannot be read. With `on_unreadable` that is passed over and told.
+    """
     records: list[Record] = []
     for path in sorted(directory.glob("*.jsonl")):
-        records.extend(_complete_records(path))
+        records.extend(_records_of(path, on_unreadable or _refuse, few_steps=False))
     return sorted(records, key=lambda record: record.time_s)
+
+
+def _refuse(problem: str) -> None:
+    raise ValueError(problem)
 
 
 def merged_records(
@@ -126,22 +134,35 @@ def merged_records(
 ) -> Iterator[Record]:
     """The same one by one, for runs that do not fit into memory. Each file must be in order, as its writer left it.
 
-    A line that is no record (as of a disk that was full) is passed over and told to `on_unreadable`.
+    What is no record (as of a disk that was full) and a file that cannot be read are passed over and told to
+    `on_unreadable`, so that they do not hide what other nodes say.
     With `few_steps`, of the steps that follow one another in a file only the first and the last are read, and the last
     64 of all: ten times as fast, and enough to know where a run is.
     """
-    files = [_records_of(path, on_unreadable, few_steps) for path in sorted(directory.glob("*.jsonl"))]
+    files = [_records_of(path, on_unreadable, few_steps=few_steps) for path in sorted(directory.glob("*.jsonl"))]
     return heapq.merge(*files, key=lambda record: record.time_s)
 
 
-def _records_of(path: Path, on_unreadable: Callable[[str], None], few_steps: bool) -> Iterator[Record]:
-    with path.open(errors="replace") as file:
-        lines = ((number, line) for number, line in enumerate(file, start=1) if line.endswith("\n") and len(line) > 1)
-        for number, line in few_of(lines) if few_steps else lines:
-            try:
-                yield decode(line)
-            except ValueError as error:
-                on_unreadable(f"{path}:{number}: {error}")
+def _records_of(path: Path, on_unreadable: Callable[[str], None], *, few_steps: bool) -> Iterator[Record]:
+    lines = _lines_of(path, on_unreadable)
+    for number, line in few_of(lines) if few_steps else lines:
+        try:
+            record = decode(line)
+        except ValueError as error:
+            on_unreadable(f"{path}:{number}: {error}")
+            continue
+        yield record
+
+
+def _lines_of(path: Path, on_unreadable: Callable[[str], None]) -> Iterator[tuple[int, str]]:
+    """Whole lines with their numbers."""
+    try:
+        with path.open(errors="replace") as file:
+            for number, line in enumerate(file, start=1):
+                if line.endswith("\n") and len(line) > 1:
+                    yield number, line
+    except OSError as error:
+        on_unreadable(f"{path}: {error.strerror}")
 
 
 _A_STEP = '"kind":"step_committed"'
@@ -162,10 +183,3 @@ def few_of(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
         after_a_step = _A_STEP in line[1]
         yield line
     yield from waiting
-
-
-def _complete_records(path: Path) -> Iterator[Record]:
-    text = path.read_text()
-    for line in text[: text.rfind("\n") + 1].splitlines():
-        if line:
-            yield decode(line)

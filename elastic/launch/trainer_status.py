@@ -27,6 +27,8 @@ URL, CA_CERT, TOKEN = (f"KUBEFLOW_TRAINER_SERVER_{name}" for name in ("URL", "CA
 PAUSE_S = 5.0
 """From one message to the next: the server takes no more."""
 LIMIT_S = 5.0
+STOP_S = 2 * LIMIT_S
+"""How long the end of an agent waits for its last message: a server may answer byte by byte."""
 _SHOWN = {"elastic_step": "step", "elastic_loss": "loss", "elastic_world_size": "world_size"}
 _CONSUMED = "elastic_consumed_samples"
 
@@ -134,9 +136,9 @@ class TrainerStatus:
         self._thread.start()
 
     def stop(self) -> None:
-        """Tell the end of it, and no more."""
+        """Tell the end of it, and no more. Who does not take it is not waited for."""
         self._stopping.set()
-        self._thread.join()
+        self._thread.join(STOP_S)
 
     def _run(self) -> None:
         while not self._stopping.wait(self._pause_s):

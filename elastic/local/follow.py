@@ -28,7 +28,8 @@ class Follower:
     Args:
         directory: the run's `events` directory; made if it is not there yet.
         on_record: called once for each record as it comes.
-        on_unreadable: told of a line that is no record, which is then passed over; without, it is a ValueError.
+        on_unreadable: told of a line that is no record and of a file that cannot be read, which are then passed over;
+            without, they are a ValueError and an OSError.
         few_steps: leave out most steps where one reading finds many, as `merged_records` does.
     """
 
@@ -48,6 +49,7 @@ class Follower:
         self._few_steps = few_steps
         self._clock = clock
         self._offsets: dict[Path, int] = {}
+        self._unread: set[Path] = set()
         directory.mkdir(parents=True, exist_ok=True)
         libc = ctypes.CDLL(None, use_errno=True)
         self._fd: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -115,9 +117,13 @@ class Follower:
             self._read_file(path)
 
     def _read_file(self, path: Path) -> None:
-        with path.open("rb") as file:
-            file.seek(self._offsets.get(path, 0))
-            data = file.read()
+        try:
+            with path.open("rb") as file:
+                file.seek(self._offsets.get(path, 0))
+                data = file.read()
+        except OSError as error:
+            self._cannot_read(path, error)
+            return
         whole = data[: data.rfind(b"\n") + 1]
         self._offsets[path] = self._offsets.get(path, 0) + len(whole)
         lines = enumerate(whole.decode(errors="replace").splitlines())
@@ -127,6 +133,14 @@ class Follower:
                 self.records.append(record)
                 if self._on_record is not None:
                     self._on_record(record)
+
+    def _cannot_read(self, path: Path, error: OSError) -> None:
+        """One node's file must not hide what the others say; it is told of once, and tried again each time."""
+        if self._on_unreadable is None:
+            raise error
+        if path not in self._unread:
+            self._unread.add(path)
+            self._on_unreadable(f"{path}: {error.strerror}")
 
     def _decode(self, line: str) -> Record | None:
         try:

@@ -1,4 +1,4 @@
-"""Continuity: whether a node's steps use the samples that are next, seen while they come; the audit proves it all.
+"""Continuity: whether steps use the samples that are next, seen while they come; the audit proves it all.
 
 What it would miss is what no other step tells: a wrong item in a step that is done once. The audit knows the order.
 """
@@ -6,6 +6,7 @@ What it would miss is what no other step tells: a wrong item in a step that is d
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import dataclass
 
 from elastic.events import Restored, StepCommitted
 
@@ -13,32 +14,47 @@ _MOST_KEPT = 10_000
 """Steps whose digest is remembered, to compare with when they are done again: more than lie between two saves."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Astray:
+    """How many samples were used that had been used before, were passed by, or are others than when first used."""
+
+    replayed: int = 0
+    missed: int = 0
+    changed: int = 0
+
+
 class Continuity:
-    """Of the workers of one node, in the order of what each of them told."""
+    """Of one worker that speaks for all, in the order of what it told."""
 
     def __init__(self) -> None:
-        self._reached: dict[int, int] = {}  # by rank: the sample that comes next
+        self._position: int | None = None
         self._steps: OrderedDict[int, tuple[int, int, int]] = OrderedDict()  # by iteration: start, stop, digest
 
-    def restored(self, rank: int, event: Restored) -> bool:
-        """Whether a worker goes on where the step that it names left off, as far as that step was seen here."""
-        self._reached[rank] = event.consumed_samples
+    def restored(self, event: Restored) -> Astray:
+        """Whether it goes on where the step that it names left off, as far as that step was seen here."""
+        self._position = event.consumed_samples
         known = self._steps.get(event.iteration)
-        return known is None or known[1] == event.consumed_samples
+        return Astray() if known is None else _between(known[1], event.consumed_samples)
 
-    def committed(self, rank: int, event: StepCommitted) -> bool:
+    def committed(self, event: StepCommitted) -> Astray:
         """Whether a step begins where the one before ended, is whole, and is what it was when it was done before."""
-        reached = self._reached.get(rank, event.start)
-        self._reached[rank] = event.stop
-        follows = event.start == reached
+        begin = Astray() if self._position is None else _between(self._position, event.start)
+        self._position = event.stop
         if event.skipped:
             self._steps.pop(event.iteration, None)
-            return follows
+            return begin
         before = self._steps.get(event.iteration)
         self._steps[event.iteration] = (event.start, event.stop, event.step_digest)
         self._steps.move_to_end(event.iteration)
         if len(self._steps) > _MOST_KEPT:
             self._steps.popitem(last=False)
-        whole = event.step_samples == event.stop - event.start
-        again = before is None or before[:2] != (event.start, event.stop) or before[2] == event.step_digest
-        return follows and whole and again
+        span = event.stop - event.start
+        whole = _between(event.step_samples, span)
+        same_span = before is not None and before[:2] == (event.start, event.stop)
+        changed = span if same_span and before is not None and before[2] != event.step_digest else 0
+        return Astray(replayed=begin.replayed + whole.replayed, missed=begin.missed + whole.missed, changed=changed)
+
+
+def _between(due: int, found: int) -> Astray:
+    """Going on behind what is due passes samples by, before it uses them again."""
+    return Astray(replayed=max(0, due - found), missed=max(0, found - due))

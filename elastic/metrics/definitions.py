@@ -96,10 +96,6 @@ DATA_DIGEST = gauge(
     "elastic_data_digest", Over.EACH, "32-bit digest of all samples used so far, the same at any world size.",
     from_start=False,
 )  # fmt: skip
-SAMPLE_FAULTS = counter(
-    "elastic_sample_faults_total",
-    "Steps of this node's workers that did not go on from the sample before, or used others when done again.",
-)
 RESCALES = counter(
     "elastic_rescales_total",
     "Changes of the membership of a running job.",
@@ -112,7 +108,12 @@ REPLAYED_SAMPLES = counter(
 )  # fmt: skip
 MISSED_SAMPLES = counter(
     "elastic_samples_missed_total",
-    "Samples that a step began behind, though no step had used them: more than 0 is a defect.", job=True,
+    "Samples that a step began behind or left out, though no step had used them: more than 0 is a defect.", job=True,
+)  # fmt: skip
+CHANGED_SAMPLES = counter(
+    "elastic_samples_changed_total",
+    "Samples of a step that was done again, with others than when it was done first: more than 0 is a defect.",
+    job=True,
 )  # fmt: skip
 RESTARTS = counter(
     "elastic_restarts_total",
@@ -230,6 +231,7 @@ DEFINITIONS: tuple[Definition, ...] = (
     SKIPPED_SAMPLES,
     REPLAYED_SAMPLES,
     MISSED_SAMPLES,
+    CHANGED_SAMPLES,
     STEPS_COMMITTED,
     LAST_STEP_TIME,
     STEP_DURATION,
@@ -244,7 +246,6 @@ DEFINITIONS: tuple[Definition, ...] = (
     LEAVES_ASKED,
     WORKERS_STAYED,
     REPLICAS_DIFFERED,
-    SAMPLE_FAULTS,
     FAILURES_TOTAL,
     RECOVERY_DURATION,
     RECOVERY_STAGE,

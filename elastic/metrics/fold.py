@@ -17,7 +17,6 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from elastic import events
 from elastic.clock import SYSTEM_CLOCK, Clock
 from elastic.metrics import definitions as of
-from elastic.metrics.continuity import Continuity
 from elastic.metrics.job_wide import JobWide
 from elastic.metrics.values import Values
 
@@ -44,7 +43,6 @@ class Metrics(Collector):
         self._lease_until_s: Callable[[], float] | None = None
         self._cause = events.Cause.START
         self._first_generation: int | None = None
-        self._continuity = Continuity()
         self._readiness = Readiness(ready=False, reason="no agent has started here", started=False)
         self._handlers: dict[type[events.Event], Callable[[events.Record, Any], None]] = {
             events.AgentStarted: self._agent_started,
@@ -183,8 +181,6 @@ class Metrics(Collector):
     def _restored(self, record: events.Record, event: events.Restored) -> None:
         self._values.set(of.STEP, event.iteration)
         self._values.set(of.CONSUMED_SAMPLES, event.consumed_samples)
-        if not self._continuity.restored(record.rank or 0, event):
-            self._values.add(of.SAMPLE_FAULTS, 1)
         if record.rank in (0, None) and event.tier != "none":
             self._values.add(of.RESTORES, 1, event.tier)
 
@@ -193,8 +189,6 @@ class Metrics(Collector):
         self._values.set(of.CONSUMED_SAMPLES, event.stop)
         self._values.set(of.LAST_STEP_TIME, record.time_s)
         self._values.set(of.DATA_DIGEST, event.run_digest)
-        if not self._continuity.committed(record.rank or 0, event):
-            self._values.add(of.SAMPLE_FAULTS, 1)
         if event.own_s is not None:
             self._values.set(of.RANK_STEP_DURATION, event.own_s, str(event.local_rank))
 

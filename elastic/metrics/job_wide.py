@@ -15,6 +15,7 @@ from prometheus_client.metrics_core import Metric
 from elastic import events
 from elastic.events import Record
 from elastic.metrics import definitions as of
+from elastic.metrics.continuity import Astray, Continuity
 from elastic.metrics.time_book import TimeBook
 from elastic.metrics.values import Values
 
@@ -33,7 +34,7 @@ class JobWide:
         self._time = TimeBook(lambda state, seconds: self._values.add(of.TIME, seconds, state))
         self._speaker: int | None = None
         self._generation = 0
-        self._position: int | None = None
+        self._continuity = Continuity()
         self._budget: dict[str, int] = {}  # when nothing is spent
         self._budget_step = 0
         self._led_since_s: float | None = None
@@ -127,7 +128,7 @@ class JobWide:
             case events.Recovered() as event:
                 self._recovered(event)
             case events.Restored() as event:
-                self._position = event.consumed_samples
+                self._count_astray(self._continuity.restored(event))
             case events.StepCommitted() as event:
                 self._step(event)
 
@@ -139,11 +140,13 @@ class JobWide:
             if stage in of.STAGES:
                 self._values.observe(of.RECOVERY_STAGE, seconds, stage)
 
+    def _count_astray(self, found: Astray) -> None:
+        self._values.add(of.REPLAYED_SAMPLES, found.replayed)
+        self._values.add(of.MISSED_SAMPLES, found.missed)
+        self._values.add(of.CHANGED_SAMPLES, found.changed)
+
     def _step(self, event: events.StepCommitted) -> None:
-        if self._position is not None:
-            self._values.add(of.REPLAYED_SAMPLES, max(0, self._position - event.start))
-            self._values.add(of.MISSED_SAMPLES, max(0, event.start - self._position))
-        self._position = event.stop
+        self._count_astray(self._continuity.committed(event))
         if event.iteration > self._budget_step:
             for reason, most in self._budget.items():
                 self._values.set(of.BUDGET, most, reason)

@@ -19,6 +19,8 @@ from elastic.metrics.fold import Metrics
 logger = logging.getLogger(__name__)
 
 PERIOD_S = 5.0
+STOP_S = 5.0
+"""How long the end of an agent waits for its last counters to be written."""
 _MOST_BYTES = 1 << 20
 
 
@@ -50,12 +52,14 @@ class Totals:
         self._thread.start()
 
     def stop(self) -> None:
-        """Write a last time."""
+        """Write a last time. A disk that does not answer is not waited for: what it holds then is a little older."""
         with self._wake:
             self._stopping = True
             self._wake.notify()
         if self._thread.ident is not None:
-            self._thread.join()
+            self._thread.join(STOP_S)
+        if self._thread.is_alive():
+            logger.warning("the last counters of this node are not kept: %s does not take them", self._own)
 
     def note(self) -> None:
         """Something happened that should not be lost: write at once."""

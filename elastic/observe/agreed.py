@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from elastic.observe.words import plain
+from elastic.rendezvous.control import Asked
 from elastic.rendezvous.model import Member, MemberState, Phase, World
 from elastic.rendezvous.wish import Wish
 
@@ -75,6 +76,35 @@ def job_rows(job: JobSeen) -> list[tuple[str, ...]]:
         rank = "" if each.rank is None else f"rank {each.rank}, "
         rows.append((f"node {plain(each.node)}", f"{rank}{each.state}"))
     return rows
+
+
+def scale_answer(asked: Asked) -> str:
+    """What will become of a job that was asked to have another size, as far as its keys tell."""
+    least, most, now = asked.now.min_nodes, asked.now.max_nodes, asked.world.nodes
+    may = f"the job may have {least} to {most} nodes now"
+    if asked.now.paused:
+        return f"{may}; it is asked to pause: with so many it goes on after `elastic resume`"
+    if asked.world.phase is Phase.OPEN:
+        return f"{may}; it is between two generations, and goes on with at most {most} once {least} are here"
+    if now < least:
+        return f"{may}; it has {now}: at its next step it saves and waits for {least}"
+    if now > most:
+        return f"{may}; it has {now}: at its next step it goes on with {most}"
+    return f"{may}; it has {now}: it goes on as it is"
+
+
+def pause_answer(asked: Asked) -> str:
+    """The same of a job that was asked to pause."""
+    if asked.before.paused:
+        return f"the job was asked to pause before ({plain(asked.before.paused_by)}); `elastic resume` lets it go on"
+    if asked.world.phase is Phase.OPEN:
+        return "the job was asked to pause: it is between two generations, and rests at the next one's first step"
+    return "the job was asked to pause: it finishes its step, saves, and waits for `elastic resume`"
+
+
+def resume_answer(asked: Asked) -> str:
+    """The same of one that was asked to go on."""
+    return "the job was asked to go on" if asked.before.paused else "the job was not asked to pause: nothing changes"
 
 
 def _agent(member: Member, *, world: World | None) -> AgentSeen:

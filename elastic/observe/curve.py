@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+
+_LARGEST = 1e300
+"""Beyond it differences are endless."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +38,8 @@ class Curve:
         return tuple(self._buckets)
 
     def add(self, x: float, y: float) -> None:
-        """One more point; a value that is no finite number is none."""
-        if not math.isfinite(y):
+        """One more point; a value that is no finite number (or nearly endless) is none."""
+        if not abs(y) < _LARGEST:
             return
         point = Bucket(start=x, stop=x, mean=y, low=y, high=y, count=1)
         if self._buckets and self._buckets[-1].count < self._full:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from elastic.events.shapes import moment
 from elastic.observe.words import plain
 
 _TORCHRUN = re.compile(r"(?:^|/)([^/]+)/attempt_(\d+)/(\d+)/(stdout|stderr)\.log$")
@@ -66,9 +67,9 @@ def line_of(raw: str, *, file: LogFile) -> LogLine:
                 stream=str(told["stream"]),
                 text=str(told["text"]),
                 generation=int(told.get("generation", 0)),
-                time_s=float(told["time_s"]),
+                time_s=moment(told["time_s"]),
             )
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             pass  # Some program's own JSON.
     return LogLine(node=file.node, ranks=file.ranks, stream=file.stream, text=text)
 

@@ -34,6 +34,8 @@ def is_routine(event: Event) -> bool:
 
 def duration(seconds: float) -> str:
     """Seconds as people say them: `0.8 s`, `12 min 3 s`, `3 h 5 min`."""
+    if not seconds < 1e9:
+        return "more than 30 years"
     if seconds < 10:
         return f"{seconds:.1f} s"
     whole = round(seconds)

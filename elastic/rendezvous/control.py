@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from elastic.errors import StoreError, StoreUnavailable, UsageError
 from elastic.rendezvous.keys import Keys
@@ -13,8 +14,17 @@ from elastic.rendezvous.wish import NO_WISH, Wish, wish_from_json, wish_to_json
 _TRIES = 10
 
 
-def ask(store: KeyValueStore, *, keys: Keys, change: Callable[[Wish], Wish]) -> World:
-    """Write the changed wish; the world that it was written to. Who else writes at the same time is not overwritten.
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """The world that a wish was written to, what was wished before, and what is now."""
+
+    world: World
+    before: Wish
+    now: Wish
+
+
+def ask(store: KeyValueStore, *, keys: Keys, change: Callable[[Wish], Wish]) -> Asked:
+    """Write the changed wish. Who else writes at the same time is not overwritten.
 
     Raises:
         UsageError: there is no such job at work. StoreUnavailable, StoreRefused: nothing was written.
@@ -26,14 +36,15 @@ def ask(store: KeyValueStore, *, keys: Keys, change: Callable[[Wish], Wish]) -> 
             raise UsageError(f"no generation of this job was ever agreed at {keys.root}: is it the right job and etcd?")
         if agreed.phase is Phase.CLOSED:
             raise UsageError(f"this job is over ({agreed.reason}): start it with what you want of it")
-        wish = change(_read(found))
+        before = _read(found)
+        wish = change(before)
         # The world too: a job that ends meanwhile must not leave a wish to the one that is started after it.
         fence = [
             modified_at(keys.wish, found.mod_revision if found else 0),
             modified_at(keys.world, world.mod_revision),
         ]
         if store.transact(fence, ops=[Put(keys.wish, wish_to_json(wish))]).succeeded:
-            return agreed
+            return Asked(world=agreed, before=before, now=wish)
     raise StoreUnavailable(f"{keys.wish} or the world changes faster than it can be written; ask again")
 
 

@@ -42,6 +42,7 @@ from elastic.rendezvous.probe import ProbeListener
 from elastic.rendezvous.reaching import Reaching
 from elastic.rendezvous.registration import Keeper, Registration
 from elastic.rendezvous.waiting import Waiting
+from elastic.rendezvous.wish_watch import wished_now
 from elastic.rendezvous.world_watch import WorldWatch
 
 __all__ = ["AgentIdentity", "CommitVerdict", "Coordinator", "JobClosed", "Membership", "Regroup"]
@@ -104,6 +105,7 @@ class Coordinator:
             election=self._election,
             reaching=self._reaching,
             members=self.members,
+            wish=lambda: wished_now(store, keys=self._keys),
             check=self.check,
             clock=clock,
         )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sized
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from elastic.errors import Preempted, StoreError
 from elastic.events import Cause
 from elastic.rendezvous.model import Member, MemberState, Phase, Seat, World
+from elastic.rendezvous.wish import Wish
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,13 +199,14 @@ def first_member(identity: AgentIdentity) -> Member:
     )
 
 
-def too_few_came(members: Callable[[], Sized], *, least: int, limit_s: float) -> Preempted:
-    """What an agent ends with that waited for others in vain. `members`: those that are here, asked from the store."""
-    try:
+def too_few_came(members: Callable[[], Sized], *, wish: Callable[[], Wish], least: int, limit_s: float) -> Preempted:
+    """What an agent ends with that waited for others in vain. `members`: those that are here, and `wish`: what a person
+    wants in the place of `least`, both asked from the store."""
+    here, remedy = "too few", "--nnodes=MIN:MAX"
+    with suppress(StoreError):
         here = str(len(members()))
-    except StoreError:
-        here = "too few"
+        if (wanted := wish()).max_nodes:
+            least, remedy = wanted.min_nodes, "`elastic scale MIN:MAX`, which set this minimum"
     return Preempted(
-        f"{here} of at least {least} nodes came within {limit_s:g} s; start the others, or allow fewer with "
-        "--nnodes=MIN:MAX"
+        f"{here} of at least {least} nodes came within {limit_s:g} s; start the others, or allow fewer with {remedy}"
     )

@@ -20,6 +20,7 @@ from elastic.rendezvous.options import RendezvousOptions
 from elastic.rendezvous.patience import Patience
 from elastic.rendezvous.reaching import Reaching
 from elastic.rendezvous.registration import Registration
+from elastic.rendezvous.wish import Wish
 from elastic.rendezvous.world_watch import WorldWatch
 
 _log = logging.getLogger(__name__)
@@ -27,7 +28,7 @@ _POLL_S = 0.1
 
 
 class Waiting:
-    """Used from the agent's own thread. `check` raises where this agent must go; `members` reads who is here."""
+    """Used from the agent's own thread. `check` raises where it must go; `members` and `wish` ask the store."""
 
     def __init__(
         self,
@@ -38,12 +39,13 @@ class Waiting:
         election: Election,
         reaching: Reaching,
         members: Callable[[], tuple[Member, ...]],
+        wish: Callable[[], Wish],
         check: Callable[[], None],
         clock: Clock,
     ) -> None:
         self._options, self._clock = options, clock
         self._registration, self._watch, self._election = registration, watch, election
-        self._reaching, self._members, self._check = reaching, members, check
+        self._reaching, self._members, self._wish, self._check = reaching, members, wish, check
         self._told_of_rest = False
         self.rested_until_s = 0.0
         """When the job was last seen to be paused: that time was not spent on agreeing."""
@@ -79,7 +81,7 @@ class Waiting:
                 deadline_s = now_s + limit_s if newest.phase is Phase.FORMED or self._rests(newest) else deadline_s
             if now_s >= deadline_s:
                 trouble, least = self._registration.trouble, self._options.min_nodes
-                raise trouble or too_few_came(self._members, least=least, limit_s=limit_s)
+                raise trouble or too_few_came(self._members, wish=self._wish, least=least, limit_s=limit_s)
             if patience.is_due(now_s):
                 self._election.suspect(among=nodes)
                 patience = patience.after(now_s)

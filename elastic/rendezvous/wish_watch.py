@@ -18,6 +18,12 @@ from elastic.rendezvous.wish import NO_WISH, Wish, wish_from_json, wish_to_json
 _log = logging.getLogger(__name__)
 
 
+def wished_now(store: KeyValueStore, *, keys: Keys) -> Wish:
+    """What a person wants, for an agent that is about to tell why it gives up. Raises StoreError."""
+    found = store.get(keys.wish)
+    return wish_from_json(found.value) if found else NO_WISH
+
+
 class WishWatch:
     """For one term. `on_change` is called from the watch's thread; `tell` belongs to the leader's."""
 

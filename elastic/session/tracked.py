@@ -12,8 +12,9 @@ from pathlib import Path
 from elastic.checkpoint.locating import is_url, local_dir
 from elastic.config.load import to_plain
 from elastic.config.model import Settings
+from elastic.errors import UsageError
 from elastic.events import Emit, Event, Notice
-from elastic.tracking.tracker import TrackedRun
+from elastic.tracking.tracker import TrackedRun, Tracker
 from elastic.tracking.tracking import Tracking, check_there, open_tracker
 
 logger = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ def track(settings: Settings, *, job_id: str, emit: Emit, stack: ExitStack) -> C
     check_there(wanted.to)
     run = tracked_run(settings, job_id=job_id)
     tracking = Tracking(
-        lambda: open_tracker(wanted.to, run),
+        lambda: _opened(wanted.to, run),
         every_steps=wanted.every_steps,
         tell=lambda why: emit(Notice(text=why)),
     )
@@ -39,12 +40,22 @@ def track(settings: Settings, *, job_id: str, emit: Emit, stack: ExitStack) -> C
     return tracking
 
 
+def _opened(target: str, run: TrackedRun) -> Tracker:
+    """In the tracking's own thread: what goes wrong here ends the tracking, and not the worker."""
+    try:
+        Path(run.directory).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"tracking.directory {run.directory!r} cannot be made ({error.strerror}); name another one"
+        ) from error
+    return open_tracker(target, run)
+
+
 def tracked_run(settings: Settings, *, job_id: str) -> TrackedRun:
     """The run by a name that every start of it has: the job's id alone may be given to several runs."""
     save_path = settings.checkpoint.save_path
     place = save_path if is_url(save_path) else os.path.abspath(save_path)
     directory = settings.tracking.directory or str(Path(local_dir(save_path)) / "tracking")
-    Path(directory).mkdir(parents=True, exist_ok=True)
     flat = {
         f"{section}.{name}": value
         for section, fields in to_plain(settings).items()

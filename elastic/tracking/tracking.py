@@ -9,7 +9,7 @@ import queue
 import threading
 from collections.abc import Callable
 
-from elastic.errors import UsageError
+from elastic.errors import ElasticError, UsageError
 from elastic.events import Event
 from elastic.tracking.curves import Begin, Curves, Point
 from elastic.tracking.tracker import Open, TrackedRun, Tracker
@@ -69,7 +69,8 @@ class Tracking:
                     tracker.log(found.values, samples=found.samples)
             tracker.close()
         except Exception as error:  # noqa: BLE001 - whatever a tool of others does: the training is worth more
-            self._give_up(f"tracking has ended, training goes on: {type(error).__name__}: {error}")
+            why = str(error) if isinstance(error, ElasticError) else f"{type(error).__name__}: {error}"
+            self._give_up(f"tracking has ended, training goes on: {why}")
 
     def _give_up(self, why: str) -> None:
         self._over = True

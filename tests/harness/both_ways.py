@@ -113,17 +113,3 @@ class Pipes:
     def close(self):
         os.close(self.write)
         self.out.close()
-
-
-def until(condition, what):
-    end_s = SYSTEM_CLOCK.monotonic_s() + LIMIT_S
-    while not condition():
-        assert SYSTEM_CLOCK.monotonic_s() < end_s, what
-        SYSTEM_CLOCK.sleep(0.01)
-
-
-def gone(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-    except FileNotFoundError:
-        return True

@@ -32,11 +32,12 @@ def link(*endpoints: str, **more: Any) -> Iterator[EtcdLink]:
 
 @dataclass(frozen=True, kw_only=True)
 class User:
-    """A user who may read and write what begins with `prefix`, and nothing else."""
+    """A user who may read and write what begins with `prefix`, or only read it, and nothing else."""
 
     name: str
     password: str
     prefix: str
+    reads_only: bool = False
 
 
 def enable_users(endpoint: str, *, root_password: str, users: tuple[User, ...] = (), **reach: Any) -> None:
@@ -49,7 +50,8 @@ def enable_users(endpoint: str, *, root_password: str, users: tuple[User, ...] =
         for user in users:
             start = user.prefix.encode()
             end = start[:-1] + bytes([start[-1] + 1])
-            allowed = Permission(permType=Permission.READWRITE, key=start, range_end=end)
+            right = Permission.READ if user.reads_only else Permission.READWRITE
+            allowed = Permission(permType=right, key=start, range_end=end)
             admin.call("Auth", "UserAdd", rpc.AuthUserAddRequest(name=user.name, password=user.password))
             admin.call("Auth", "RoleAdd", rpc.AuthRoleAddRequest(name=user.name))
             grant = rpc.AuthRoleGrantPermissionRequest(name=user.name, perm=allowed)

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from elastic.local.node import Node, descendants
+from tests.harness.until import ended, until
 
 
 def state_of(pid: int) -> str:
@@ -28,11 +29,12 @@ def runs(pid: int) -> bool:
 
 def came_to(pid: int, *states: str, limit_s: float = 5.0) -> bool:
     """Whether a process comes to one of these states; one that is gone has state ''."""
-    until_s = time.monotonic() + limit_s
-    while state_of(pid) not in states:
-        if time.monotonic() > until_s:
-            return False
-        os.sched_yield()
+    if {"", "Z"} <= set(states):
+        return ended(pid, limit_s=limit_s)
+    try:
+        until(lambda: state_of(pid) in states, what="its state", limit_s=limit_s, look_s=0.001)
+    except AssertionError:
+        return False
     return True
 
 

@@ -9,23 +9,20 @@ import threading
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from elastic.clock import SYSTEM_CLOCK
 from elastic.local.etcd import free_port
+from tests.harness.until import until
 
 
 def wait(test: Callable[[], bool], *, what: str, limit_s: float = 60.0) -> None:
-    """Until it is true. Raises AssertionError."""
-    until_s = SYSTEM_CLOCK.monotonic_s() + limit_s
-    while not test():
-        assert SYSTEM_CLOCK.monotonic_s() < until_s, f"{what} did not happen within {limit_s:.0f} s"
-        SYSTEM_CLOCK.sleep(0.1)
+    """Until it is true, which none of these servers tells by itself. Raises AssertionError."""
+    until(test, what=what, limit_s=limit_s, look_s=0.1)
 
 
 def ask(url: str) -> Any:
@@ -133,8 +130,15 @@ class Prometheus(Server):
     """Scrapes and evaluates each second; finds its targets in a file, its rules in ours, if any."""
 
     def __init__(
-        self, directory: Path, *, targets: Path, rules: Path | None = None, alertmanager: Alertmanager | None = None
+        self,
+        directory: Path,
+        *,
+        targets: Path,
+        rules: Path | None = None,
+        alertmanager: Alertmanager | None = None,
+        access: Mapping[str, Any] | None = None,
     ) -> None:
+        """`access`: what else its scrape job says, of certificates and passwords."""
         places = [] if alertmanager is None else [alertmanager.url.removeprefix("http://")]
         config = {
             "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
@@ -144,6 +148,7 @@ class Prometheus(Server):
                 {
                     "job_name": "elastic",
                     "file_sd_configs": [{"files": [str(targets)], "refresh_interval": "1s"}],
+                    **(access or {}),
                 }
             ],
         }

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from elastic.events import Cause, Restored, RoundOpened, StepCommitted, WishHear
 from elastic.local.cluster import Cluster
 from elastic.local.etcd import EtcdServer
 from tests.harness.survival import cluster, durable, exact_account
+from tests.harness.until import until
 
 pytestmark = [pytest.mark.integration, pytest.mark.exhaustive]
 
@@ -37,7 +36,7 @@ def test_a_job_is_made_smaller_larger_paused_and_resumed(
         larger = run.wait_step(smaller.event.iteration, world_size=2, after=smaller.generation)
         ask(run, etcd, "pause")
         opened = run.wait(is_pause, what="the pause", limit_s=20)
-        until(run, lambda: not any(node.workers() for node in nodes), what="a rest without workers")
+        until(lambda: not any(node.workers() for node in nodes), what="a rest without workers")
         run.follower.read()
         told = [record for record in run.follower.records if record.generation <= opened.generation]
         last = max(record.event.iteration for record in told if isinstance(record.event, StepCommitted))
@@ -61,10 +60,10 @@ def test_a_paused_job_stays_so_though_all_its_agents_are_started_anew(tmp_path: 
         run.wait_step(5)
         ask(run, etcd, "pause")
         opened = run.wait(is_pause, what="the pause", limit_s=20)
-        until(run, lambda: not node.workers(), what="its rest")
+        until(lambda: not node.workers(), what="its rest")
         node.kill()
         other = run.start("b")
-        until(run, lambda: "this job is paused" in other.log.read_text(), what="the word to who comes later")
+        until(lambda: "this job is paused" in other.log.read_text(), what="the word to who comes later")
         run.follower.read()
         stepped = {r.generation for r in run.follower.records if isinstance(r.event, StepCommitted)}
         assert stepped == {opened.generation}
@@ -72,13 +71,6 @@ def test_a_paused_job_stays_so_though_all_its_agents_are_started_anew(tmp_path: 
         assert run.wait_exit("b", limit_s=90) == 0
         account = exact_account(run)
         assert (account.steps, account.recomputed_steps) == (STEPS, 0)
-
-
-def until(run: Cluster, condition: Callable[[], bool], *, what: str) -> None:
-    until_s = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < until_s, f"{what} did not happen within 30 s"
-        run.follower.wait(limit_s=0.1)
 
 
 def is_pause(record: object) -> bool:

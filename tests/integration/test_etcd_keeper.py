@@ -15,6 +15,7 @@ from elastic.rendezvous.coordinator import AgentIdentity, Coordinator
 from elastic.rendezvous.etcd import EtcdStore
 from elastic.rendezvous.lease_keeper import STALLED_S, KeeperProcess, moves
 from tests.harness.etcd_admin import options
+from tests.harness.until import until
 
 pytestmark = [pytest.mark.integration, pytest.mark.exhaustive]
 
@@ -51,16 +52,9 @@ def make_agent(etcd, page, request):
         store.close()
 
 
-def until(condition, *, deadline_s, what):
-    end_s = SYSTEM_CLOCK.monotonic_s() + deadline_s
-    while not condition():
-        assert SYSTEM_CLOCK.monotonic_s() < end_s, what
-        SYSTEM_CLOCK.sleep(0.05)
-
-
 def wait_for_the_keeper(page, ttl_s):
     """Until it has renewed for the first time."""
-    until(lambda: page._read(2) > 0, deadline_s=10 + ttl_s, what="the keeper never renewed")
+    until(lambda: page._read(2) > 0, limit_s=10 + ttl_s, what="its first renewal")
 
 
 @pytest.mark.parametrize(("ttl_s", "stall_s"), [(2, 5), pytest.param(5, 20, marks=pytest.mark.exhaustive)])
@@ -82,7 +76,7 @@ def test_without_the_keeper_the_lease_ends(make_agent, page):
     lease = agent.lease
     hold_the_interpreter_lock(5)
     assert not page.standing(generation=agent.generation, now_s=SYSTEM_CLOCK.monotonic_s()).holds
-    until(lambda: agent.lease != lease, deadline_s=10, what="the keys were not written again")
+    until(lambda: agent.lease != lease, limit_s=10, what="that the keys are written again")
 
 
 def test_a_keeper_that_died_is_replaced(make_agent, page):
@@ -90,7 +84,7 @@ def test_a_keeper_that_died_is_replaced(make_agent, page):
     wait_for_the_keeper(page, 2)
     old = keeper.pid
     os.kill(old, signal.SIGKILL)
-    until(lambda: keeper.pid not in (None, old), deadline_s=10, what="no new keeper")
+    until(lambda: keeper.pid not in (None, old), limit_s=10, what="a new keeper")
 
 
 AGENT = """
@@ -124,10 +118,10 @@ def test_a_stopped_or_dead_agent_loses_its_lease(etcd, fault):
             SYSTEM_CLOCK.sleep(3)
             assert store.get("/kept/" + fault.name) is not None, "kept for longer than its own length"
             agent.send_signal(fault)
-            until(lambda: store.get("/kept/" + fault.name) is None, deadline_s=6, what="the lease is still kept")
+            until(lambda: store.get("/kept/" + fault.name) is None, limit_s=6, what="the end of the lease")
             assert not page.standing(generation=0, now_s=SYSTEM_CLOCK.monotonic_s()).holds
             agent.kill()
-            until(lambda: not is_running(int(keeper)), deadline_s=2, what="the keeper outlived its agent")
+            until(lambda: not is_running(int(keeper)), limit_s=2, what="the keeper's end")
         finally:
             agent.kill()
             store.close()

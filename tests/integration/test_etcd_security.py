@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -86,9 +87,11 @@ def guarded(tmp_path):
     with EtcdServer(tmp_path / "etcd", options=["--auth-token-ttl=2"]) as server:
         with etcd_admin.link(server.endpoint) as admin:
             admin.call("KV", "Put", admin.rpc.PutRequest(key=b"/teams/red/world", value=b"theirs"))
-        enable_users(
-            server.endpoint, root_password=ROOT_PASSWORD, users=(User(name="blue", password=PASSWORD, prefix=root),)
+        users = (
+            User(name="blue", password=PASSWORD, prefix=root),
+            User(name="guest", password=PASSWORD, prefix=root, reads_only=True),
         )
+        enable_users(server.endpoint, root_password=ROOT_PASSWORD, users=users)
         yield server
 
 
@@ -177,5 +180,28 @@ def test_a_job_is_paused_by_whom_its_prefix_belongs_to_and_by_nobody_else(guarde
         assert main([*command, "--rdzv-id=job"]) == 0
         job.until(lambda: bool(agent.regroups), what="the pause")
         assert agent.regroups[-1].cause is Cause.PAUSED
+    finally:
+        job.close()
+
+
+def test_who_may_only_read_sees_the_job_and_changes_nothing(guarded, tmp_path, capsys):
+    options = login(guarded, tmp_path)
+    reach = {"endpoints": options.endpoints, "prefix": options.prefix, "job_id": options.job_id}
+    job = Job(lambda: EtcdStore(options), **reach)
+    conf = f"etcd_prefix=/teams/blue,user=guest,password_file={tmp_path / 'password'}"
+    where = [f"--rdzv-endpoint={guarded.endpoint}", f"--rdzv-conf={conf}"]
+    try:
+        job.start("a", "b")
+        assert main(["status", "--job=job", "--json", *where]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert (told["state"], [each["node"] for each in told["agents"]]) == ("AT WORK", ["a", "b"])
+        assert main(["targets", "--job=job", *where]) == 0
+        capsys.readouterr()
+        for command in (["pause"], ["scale", "1:1"], ["drain", "a"]):
+            assert main([*command, "--rdzv-id=job", *where]) != 0
+            assert "rights of that user" in capsys.readouterr().err
+        assert main(["doctor", "--job=job", "--json", *where]) == 0
+        found = {each["check"]: each["level"] for each in json.loads(capsys.readouterr().out)["findings"]}
+        assert (found["etcd"], found["versions"]) == ("ok", "warning"), "these agents tell no version"
     finally:
         job.close()

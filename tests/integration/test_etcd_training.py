@@ -18,6 +18,7 @@ from elastic.local.node import descendants
 from tests.harness.certificates import Authority
 from tests.harness.etcd_admin import User, enable_users, keys, leader, leases, mark
 from tests.harness.survival import cluster, durable, exact_account
+from tests.harness.until import of, until
 
 pytestmark = [pytest.mark.integration, pytest.mark.exhaustive]
 
@@ -141,11 +142,14 @@ def told_to_everyone(run: Cluster) -> str:
 
 def with_the_keeper(run: Cluster) -> str:
     """The same once the lease keeper runs; it starts with the first renewal."""
-    until_s = SYSTEM_CLOCK.monotonic_s() + 20
-    while "elastic.rendezvous.lease_keeper" not in (found := told_to_everyone(run)):
-        assert SYSTEM_CLOCK.monotonic_s() < until_s, "the keeper did not start"
-        SYSTEM_CLOCK.sleep(0.2)
-    return found
+    until(
+        lambda: "elastic.rendezvous.lease_keeper" in told_to_everyone(run),
+        what="the keeper's start",
+        limit_s=20,
+        news=of(run.follower),
+        look_s=0.2,
+    )
+    return told_to_everyone(run)
 
 
 def test_no_secret_gets_out(tmp_path: Path) -> None:

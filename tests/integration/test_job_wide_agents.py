@@ -13,8 +13,10 @@ import pytest
 from elastic.events import AgentStarted, LeaveAsked, Recovered, StepCommitted, WorldFormed
 from elastic.local.cluster import Cluster
 from elastic.local.etcd import EtcdServer
+from elastic.local.follow import Follower
 from tests.harness.scrape import Key, parsed
 from tests.harness.survival import cluster, leave_all
+from tests.harness.until import of, until
 
 pytestmark = [pytest.mark.integration, pytest.mark.exhaustive]
 
@@ -29,11 +31,14 @@ AWAY_S = 100.0
 def written(run: Cluster, name: str, *, times: int) -> None:
     """Wait until a file of counters was written so often from now on."""
     path = run.save_path / "events" / "totals" / name
-    seen, until_s = {path.stat().st_mtime_ns}, time.monotonic() + 60
-    while len(seen) <= times:
-        assert time.monotonic() < until_s, f"{name} is not written"
-        time.sleep(0.02)
+    seen = set()
+
+    def enough() -> bool:
         seen.add(path.stat().st_mtime_ns)
+        return len(seen) > times
+
+    with Follower(path.parent) as drafts:  # each begins as a new file beside it
+        until(enough, what=f"{name} is written {times} times", limit_s=60, news=of(drafts))
 
 
 def scraped(run: Cluster) -> dict[str, dict[Key, float]]:

@@ -25,6 +25,7 @@ def test_lines_of_all_nodes_from_what_their_agents_keep(
     assert main(["logs", str(run.save_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert sum(line.endswith("run finished at step 20, 440 samples") for line in lines) == 1
+    assert len(lines) < 40, "quiet: of two nodes and 20 steps"
     assert {re.match(r"\S+ \[(\w+)", line)[1] for line in lines} == {"a", "b"}
     times = [line.split()[0] for line in lines]
     assert times == sorted(times)

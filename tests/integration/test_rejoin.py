@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,6 +22,7 @@ from elastic.events import (
 from elastic.local.cluster import Cluster
 from elastic.local.etcd import EtcdServer
 from tests.harness.survival import cluster, durable, exact_account, leave_all
+from tests.harness.until import until
 
 pytestmark = pytest.mark.integration
 
@@ -34,14 +33,6 @@ NO_COPIES = {"ELASTIC__CHECKPOINT__MEMORY_EVERY_STEPS": "0"}
 
 def pids(run: Cluster, *names: str) -> list[list[int]]:
     return [run.nodes[name].workers() for name in names]
-
-
-def came_true(condition: Callable[[], bool], *, limit_s: float) -> None:
-    """Wait for what no event tells of."""
-    until_s = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < until_s, "it did not happen"
-        time.sleep(0.01)
 
 
 def recovered(run: Cluster, *, since: int) -> Recovered:
@@ -138,7 +129,7 @@ def test_who_does_not_come_free_is_killed_and_forked_anew(tmp_path: Path, etcd: 
         run.wait_step(30, world_size=3)
         kept, stuck = pids(run, "c"), pids(run, "b")
         wait.touch()
-        came_true(lambda: not wait.exists(), limit_s=30)
+        until(lambda: not wait.exists(), what="its wait")
         at = run.now()
         (victim,) = run.nodes["a"].workers()
         os.kill(victim, signal.SIGKILL)
@@ -178,7 +169,7 @@ def test_all_leave_while_workers_wait_for_another_generation(tmp_path: Path, etc
         run.nodes["a"].kill()
         for name in ("b", "c"):
             log = run.nodes[name].log
-            came_true(lambda log=log: "is over here" in log.read_text(), limit_s=30)  # type: ignore[misc]
+            until(lambda log=log: "is over here" in log.read_text(), what="word of the end")  # type: ignore[misc]
         kept = pids(run, "b", "c")
         assert [len(each) for each in kept] == [1, 1]
         for name in ("b", "c"):

@@ -6,16 +6,19 @@ import os
 import signal
 import statistics
 import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 
 import pytest
 
-from elastic.events import AgentStarted, StepCommitted, WorkerStarted
+from elastic.events import AgentStarted, NodesAwaited, StepCommitted, WorkerStarted
 from elastic.local.cluster import Cluster
 from elastic.local.etcd import EtcdServer
+from tests.harness.faults import state_of
 from tests.harness.scrape import Key, parsed
 from tests.harness.survival import cluster, leave_all
+from tests.harness.until import of, until
 
 pytestmark = [pytest.mark.integration, pytest.mark.exhaustive]
 
@@ -59,22 +62,59 @@ def test_a_worker_that_holds_the_interpreters_lock_slows_no_scrape(tmp_path: Pat
         run.wait_step(2)
         scrape = Scraper(run)
         usual_s = scrape.median_s(20)
-        until_s = time.monotonic() + 60
-        while not held.exists():
-            assert time.monotonic() < until_s
-            time.sleep(0.02)
-        time.sleep(0.5)  # its last step before is on its way
-        before, at = scrape()["elastic_step",], len(scrape.times_s)
+        until(held.exists, what="the hold", limit_s=60, news=of(run.follower))
         began_s = time.monotonic()
+        run.follower.read()
+        before = max(r.event.iteration for r in run.follower.records if isinstance(r.event, StepCommitted))
+        until(lambda: scrape()["elastic_step",] == before, what="word of its last step before")
+        at, heard = len(scrape.times_s), len(run.follower.records)
         while time.monotonic() < began_s + 18:
             assert scrape()["elastic_step",] == before, "the worker goes on: it does not hold the lock"
-            time.sleep(0.2)
+            run.follower.wait(limit_s=0.2)
+        assert run.now() == heard, "nobody could say anything"
         during = scrape.times_s[at:]
         assert statistics.median(during) < 2 * usual_s + 0.01
         assert max(during) < 1.0
         reached = run.now()
         run.wait_step(int(before) + 5, since=reached, limit_s=60)
         leave_all(run)
+
+
+def probed(run: Cluster) -> dict[str, tuple[int, str]]:
+    """What a kubelet is told."""
+    (started,) = [r.event for r in run.follower.records if isinstance(r.event, AgentStarted)]
+    found = {}
+    for path in ("livez", "startupz", "readyz"):
+        try:
+            with urllib.request.urlopen(f"http://{started.exporter}/{path}", timeout=10) as answer:
+                found[path] = (answer.status, answer.read().decode().strip())
+        except urllib.error.HTTPError as error:
+            with error:
+                found[path] = (error.code, error.read().decode().strip())
+    return found
+
+
+def test_probes_kill_nobody_who_waits_for_peers(tmp_path: Path, etcd: EtcdServer) -> None:
+    with cluster(tmp_path, etcd.endpoint, steps=100, nnodes="2:4") as run:
+        run.start("a")
+        run.wait(lambda r: isinstance(r.event, NodesAwaited), what="a wait for others", limit_s=60)
+        found = probed(run)
+        assert found["livez"] == found["startupz"] == (200, "ok")
+        code, why = found["readyz"]
+        assert (code, why.startswith("waiting for a generation: "), "of at least 2" in why) == (503, True, True), why
+        leave_all(run)
+
+
+def test_probes_kill_nobody_who_saves_for_long(tmp_path: Path, etcd: EtcdServer) -> None:
+    with cluster(tmp_path, etcd.endpoint, steps=100) as run:
+        node = run.start("a", ELASTIC_FAILPOINT="checkpoint.3=stop", ELASTIC__RENDEZVOUS__FIRST_WAIT_S="0")
+        run.wait_step(24)
+        until(lambda: [state_of(pid) for pid in node.workers()] == ["T"], what="a save that does not end")
+        found = probed(run)
+        assert found["livez"] == found["startupz"] == (200, "ok")
+        assert found["readyz"] == (200, "member of generation 1")
+        os.kill(node.workers()[0], signal.SIGCONT)
+        assert run.wait_exit("a", limit_s=60) == 0
 
 
 def files_below(*places: Path) -> int:

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from elastic.events import Notice, RunFinished
 from elastic.local.etcd import EtcdServer
 from elastic.tracking.tracker import TrackedRun, Tracker
 from elastic.tracking.tracking import open_tracker
-from tests.harness.survival import GLOBAL_BATCH, cluster, exact_account
+from tests.harness.survival import GLOBAL_BATCH, cluster, exact_account, run_alone
 
 pytestmark = [pytest.mark.integration, pytest.mark.exhaustive]
 
@@ -38,6 +39,15 @@ def test_tensorboard_curves_rise_strictly_though_rank_0_is_killed_three_times(tm
     assert steps[-1] == STEPS * GLOBAL_BATCH
     assert len(steps) >= STEPS - 3, "each kill may cost the point of one step"
     assert len(list((run.save_path / "tracking").glob("events.*"))) >= 4
+
+
+def test_a_directory_that_cannot_be_made_costs_the_curves_and_no_step(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    asked = {"ELASTIC__TRACKING__TO": "tensorboard", "ELASTIC__TRACKING__DIRECTORY": str(tmp_path / "file" / "in")}
+    records = run_alone(tmp_path, steps=20, **asked)
+    assert [r.event.iteration for r in records if isinstance(r.event, RunFinished)] == [20]
+    told = [r.event.text for r in records if isinstance(r.event, Notice)]
+    assert sum("cannot be made (Not a directory)" in text for text in told) == 1, told
 
 
 def tell(tracker: Tracker, *, begins: int, last: int) -> int:

@@ -14,7 +14,8 @@ from elastic.launch import ready as module
 from elastic.launch.processes import WakePipe, WorkerProcesses
 from elastic.lifetime import AGENT_PID
 from elastic.local.node import children
-from tests.harness.both_ways import LIMIT_S, BothWays, Pipes, Ready, gone, until
+from tests.harness.both_ways import LIMIT_S, BothWays, Pipes, Ready
+from tests.harness.until import ended, until
 
 pytestmark = pytest.mark.integration
 
@@ -116,7 +117,7 @@ def test_a_worker_outlives_the_zygote_and_the_next_one_comes_from_another(own, p
     assert pipes.out.readline() == "up\n"
     first = ways.ready.zygote
     os.kill(first, signal.SIGKILL)
-    until(lambda: ways.ready._zygote is not None and ways.ready.zygote != first, "no other zygote came")
+    until(lambda: ways.ready._zygote is not None and ways.ready.zygote != first, what="another zygote")
     assert ways.forked(ways.script("print('next')")).out == "next\n"
     assert worker.poll() is None
     os.close(pipes.write)
@@ -150,14 +151,15 @@ ready = ReadyWorkers(module="", command_bytes=100, environ=os.environ, clock=SYS
 ready.start()
 environ = {{**os.environ, "ELASTIC_AGENT_PID": str(os.getpid())}}
 worker = ready.fork([sys.executable, "-u", sys.argv[1]], environ, [0, 1, 2])
-print("worker", worker.pid, ready._zygote.process.pid, flush=True)
+os.write(1, f"worker {{worker.pid}} {{ready._zygote.process.pid}}\\n".encode())
 sys.stdin.read()
 """
 
 
 def test_nobody_outlives_an_agent_that_is_killed(tmp_path):
     script = tmp_path / "program.py"
-    script.write_text("import time; print('up', flush=True); time.sleep(600)")
+    # Both write into one pipe, each of them its line at once; `print` may write it in parts.
+    script.write_text("import os, time; os.write(1, b'up\\n'); time.sleep(600)")
     agent = subprocess.Popen(
         [sys.executable, "-c", AGENT.format(root=ROOT), str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -184,7 +186,7 @@ def refused(ways, why):
         assert ways.ready.fork(ways.script("print(1)"), ways.environ, [0, 1, 2]) is None
     (told,) = ways.ready.notices
     assert why in told
-    until(lambda: gone(zygote), "the zygote did not end")
+    assert ended(zygote, limit_s=LIMIT_S)
 
 
 def test_a_module_that_starts_a_thread_is_not_forked(own):
@@ -287,7 +289,7 @@ def test_a_stuck_zygote_is_given_up(own, monkeypatch):
     os.kill(stuck, signal.SIGSTOP)
     assert ways.ready.fork(ways.script(""), ways.environ, [0, 1, 2]) is None
     assert "stuck" in ways.ready.notices[0]
-    until(lambda: ways.ready._zygote is not None and ways.ready.zygote != stuck, "no other zygote came")
+    until(lambda: ways.ready._zygote is not None and ways.ready.zygote != stuck, what="another zygote")
     monkeypatch.undo()
     assert ways.forked(ways.script("")).exit_code == 0
 
@@ -337,7 +339,7 @@ def test_orphans_of_a_killed_worker_are_gone_and_buried(ways, pipes):
     workers = WorkerProcesses({0: worker}, wake=wake, clock=SYSTEM_CLOCK)
     workers.kill()
     assert workers.ended[0].exit_code == -signal.SIGKILL
-    until(lambda: gone(orphan), "the orphan lives")
+    assert ended(orphan, limit_s=LIMIT_S)
     workers.close()
     wake.close()
     assert not Path(f"/proc/{orphan}").exists(), "it was not waited for"

@@ -1,5 +1,6 @@
 """The command line: what it prints, its exit codes, and that it never shows a traceback."""
 
+import argparse
 import json
 import os
 import subprocess
@@ -102,6 +103,26 @@ def test_every_command_has_help(capsys):
             build_parser().parse_args(argv)
         assert left.value.code == 0
         assert capsys.readouterr().out
+
+
+CHANGE_OR_MAKE = {
+    *("drain", "scale", "pause", "resume", "demo", "docs", "report"),
+    *("config check", "config schema", "targets"),  # these print JSON only, or nothing but problems
+}
+
+
+def test_every_command_that_shows_something_shows_it_as_json_too():
+    def commands(parser, name=()):
+        below = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+        if not below:
+            yield " ".join(name), parser
+        for action in below:
+            for word, one in action.choices.items():
+                yield from commands(one, (*name, word))
+
+    found = dict(commands(build_parser()))
+    assert {name for name, parser in found.items() if "--json" not in parser.format_help()} == CHANGE_OR_MAKE
+    assert {"status", "events", "logs", "top", "doctor", "audit", "config show"} <= set(found)
 
 
 @pytest.mark.parametrize("table", ["config", "metrics"])

@@ -47,6 +47,16 @@ def test_a_job_that_is_to_be_larger_than_it_is_saves_and_waits(make_job):
     job.expect([a, b, c], size=3, after=1)
 
 
+def test_who_waits_in_vain_names_the_number_that_a_person_wanted(make_job):
+    job = make_job(max_nodes=2, join_timeout_s=0.5)
+    a, b = job.start("a", "b")
+    wish(job, scaled, min_nodes=3, max_nodes=3)
+    job.until(lambda: a.ended is not None and b.ended is not None, what="the timeout")
+    for agent in (a, b):
+        assert "of at least 3 nodes came within 0.5 s" in str(agent.ended)
+        assert "`elastic scale MIN:MAX`, which set this minimum" in str(agent.ended)
+
+
 def test_a_paused_job_waits_longer_than_for_nodes_and_goes_on(make_job):
     job = make_job(max_nodes=2, join_timeout_s=0.3)
     a, b = job.start("a", "b")

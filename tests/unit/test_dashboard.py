@@ -102,6 +102,68 @@ def test_panels_lie_beside_each_other():
                 taken[x, y] = panel["title"]
 
 
+def test_grafanas_own_models_know_every_field():
+    """What Grafana's published schema has no place for is lost when its models read the file and write it again."""
+    from grafana_foundation_sdk.cog import plugins
+    from grafana_foundation_sdk.cog.encoder import JSONEncoder
+    from grafana_foundation_sdk.models.dashboard import Dashboard
+
+    plugins.register_default_plugins()
+    read = json.loads(JSONEncoder(sort_keys=True).encode(Dashboard.from_json(BOARD)))
+    assert set(lost(BOARD, read)) == {"annotations.list.0.step", "annotations.list.0.titleFormat"}, (
+        "an annotation's fields are its data source's"
+    )
+    assert "panels.1.gridPos.z" in set(lost(with_a_mistake(), read))
+
+
+def with_a_mistake():
+    board = json.loads(FILE.read_text())
+    board["panels"][1]["gridPos"]["z"] = 1
+    return board
+
+
+def lost(ours, theirs, *, place=""):
+    """Where the two differ."""
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        for name, value in ours.items():
+            yield from lost(value, theirs.get(name, object()), place=f"{place}.{name}" if place else name)
+    elif isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
+        for at, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+            yield from lost(one, other, place=f"{place}.{at}")
+    elif ours != theirs:
+        yield place
+
+
+@pytest.mark.parametrize(
+    ("kind", "metrics"),
+    [
+        ("stat", {"elastic_time_seconds_total"}),
+        ("timeseries", {"elastic_world_size"}),
+        ("timeseries", {"elastic_step"}),
+        ("timeseries", {"elastic_loss"}),
+        ("timeseries", {"elastic_time_seconds_total"}),
+        ("timeseries", {"elastic_recovery_stage_duration_seconds_sum"}),
+        ("timeseries", {"elastic_checkpoint_last_success_timestamp_seconds", "elastic_checkpoint_interval_seconds"}),
+        ("timeseries", {"elastic_failures_total"}),
+        ("stat", {"elastic_restart_budget_remaining"}),
+        ("heatmap", {"elastic_rank_step_duration_seconds"}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(sorted(value)),
+)
+def test_what_a_person_looks_for_first_has_its_panel(kind, metrics):
+    shown = [
+        {name for target in panel["targets"] for _, name, _ in series_of(target["expr"])}
+        for panel in PANELS
+        if panel["type"] == kind
+    ]
+    assert any(metrics <= each for each in shown)
+
+
+def test_every_new_generation_is_a_mark_in_all_panels():
+    (mark,) = BOARD["annotations"]["list"]
+    assert (mark["enable"], [name for _, name, _ in series_of(mark["expr"])]) == (True, ["elastic_generation"])
+
+
 def test_every_data_source_is_the_chosen_one():
     assert set(re.findall(r'"uid": "([^"]*)"', FILE.read_text())) == {"elastic-training", "${datasource}"}
 

@@ -3,13 +3,15 @@
 import dataclasses
 import json
 
+import pytest
+
 from elastic.cli import job_status, main
 from elastic.events import Cause
-from elastic.observe.agreed import AgentSeen, job_rows, job_seen
-from elastic.rendezvous.control import ask
+from elastic.observe.agreed import AgentSeen, job_rows, job_seen, pause_answer, resume_answer, scale_answer
+from elastic.rendezvous.control import Asked, ask
 from elastic.rendezvous.keys import Keys
-from elastic.rendezvous.model import MemberState, Phase
-from elastic.rendezvous.wish import NO_WISH, paused, scaled
+from elastic.rendezvous.model import MemberState, Phase, Seat, World
+from elastic.rendezvous.wish import NO_WISH, Wish, paused, scaled
 
 
 def look(job):
@@ -70,3 +72,47 @@ def test_other_states(make_job):
 def test_neither_a_run_nor_a_job_is_told(capsys):
     assert main(["status"]) == 64
     assert "name the save_path of a run, or a job in etcd with --job" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("phase", "limits", "rests", "then"),
+    [
+        (Phase.FORMED, (1, 2), False, "it has 2: it goes on as it is"),
+        (Phase.FORMED, (1, 1), False, "it has 2: at its next step it goes on with 1"),
+        (Phase.FORMED, (3, 4), False, "it has 2: at its next step it saves and waits for 3"),
+        (Phase.OPEN, (3, 4), False, "it is between two generations, and goes on with at most 4 once 3 are here"),
+        (Phase.FORMED, (1, 1), True, "it is asked to pause: with so many it goes on after `elastic resume`"),
+        (Phase.OPEN, (3, 4), True, "it is asked to pause: with so many it goes on after `elastic resume`"),
+    ],
+)
+def test_scale_says_what_will_become_of_the_job(phase, limits, rests, then):
+    """Not what would become of one at work, where it waits or rests."""
+    least, most = limits
+    wish = scaled(Wish(paused=rests), min_nodes=least, max_nodes=most, reason="ann")
+    asked = Asked(world=two_nodes(phase), before=NO_WISH, now=wish)
+    assert scale_answer(asked) == f"the job may have {least} to {most} nodes now; {then}"
+
+
+@pytest.mark.parametrize(
+    ("phase", "rests", "pause", "resume"),
+    [
+        (Phase.FORMED, False, "it finishes its step, saves, and waits", "nothing changes"),
+        (Phase.OPEN, False, "rests at the next one's first step", "nothing changes"),
+        (Phase.OPEN, True, "was asked to pause before (ann)", "was asked to go on"),
+    ],
+)
+def test_pause_and_resume_say_what_will_become_of_it(phase, rests, pause, resume):
+    before = Wish(paused=rests, paused_by="ann" if rests else "")
+    asked = Asked(world=two_nodes(phase), before=before, now=before)
+    assert pause in pause_answer(asked)
+    assert resume in resume_answer(asked)
+
+
+def two_nodes(phase):
+    seats = tuple(
+        Seat(agent=name, node=name, address="h", probe_port=1, group_rank=rank, base_rank=rank, slots=1)
+        for rank, name in enumerate("ab")
+    )
+    return World(
+        generation=1, phase=phase, seats=seats, store_address="h", store_port=1, cause=Cause.START, reason="2 are here"
+    )

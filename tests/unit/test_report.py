@@ -242,9 +242,12 @@ def test_the_command(run, tmp_path):
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
-def test_a_page_that_cannot_be_written_leaves_the_old_one(run, tmp_path):
+@pytest.mark.parametrize("place", ["away/x.html", "file/x.html", "run"])
+def test_a_page_that_cannot_be_written_leaves_the_old_one(run, tmp_path, place):
     story.write(tmp_path / "run", story.finished())
-    code, out, err = run("report", str(tmp_path / "run"), "--no-audit", "-o", str(tmp_path / "away" / "x.html"))
+    (tmp_path / "file").write_text("the old one")
+    code, out, err = run("report", str(tmp_path / "run"), "--no-audit", "-o", str(tmp_path / place))
+    assert (tmp_path / "file").read_text() == "the old one"
     assert (code, out) == (64, "")
     assert "cannot be written" in err
 

@@ -251,7 +251,7 @@ def test_a_line_that_is_no_record_hides_nothing(run, tmp_path):
         code, out, err = run(command, str(tmp_path))
         assert code == 0
         assert "done on a, b" in out
-        assert "1 lines of the event files cannot be read and were passed over" in err
+        assert "1 line or file of the events cannot be read, passed over" in err
         assert "a.jsonl" in err
 
 

@@ -6,6 +6,8 @@ import json
 import pytest
 
 from elastic import events
+from elastic.checkpoint import policy, survey
+from elastic.checkpoint.locating import storage_for
 from elastic.cli import main, top_command
 from elastic.clock import ManualClock
 from elastic.local.follow import Follower
@@ -40,6 +42,40 @@ def test_as_json(run_dir, capsys):
     assert told["status"]["world_size"] == 2
     assert len(told["losses"]) > 5
     assert told["told"] == len(told["events"])
+
+
+@pytest.mark.parametrize("argv", [("top",), ("status",), ("events", "--all")], ids=" ".join)
+def test_a_loss_that_is_no_number_is_no_number_in_json(run_dir, capsys, argv):
+    story.write(run_dir, story.step(21, "a", "b", at_s=129.0, generation=2, loss=float("nan")))
+
+    def refuse(word):
+        raise AssertionError(f"{word} is no JSON")
+
+    assert main([*argv, str(run_dir), "--json"]) == 0
+    told = [json.loads(line, parse_constant=refuse) for line in capsys.readouterr().out.splitlines()]
+    assert '"loss": null' in json.dumps(told)
+
+
+def test_an_iteration_that_is_taken_away_while_it_is_looked_at_costs_the_goal_alone(run_dir, capsys, monkeypatch):
+    gone = policy.Found(place="iteration_00000005", iteration=5, lineage="l")
+    monkeypatch.setattr(survey, "survey", lambda root, storage: survey.Survey(tracker=None, found=(gone,)))
+    assert main(["top", str(run_dir), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["status"]
+    assert (told["goal_samples"], told["iteration"]) == (None, 20)
+
+
+def test_an_iteration_that_others_wrote_tells_no_goal(run_dir, capsys):
+    shard = run_dir / "iteration_00000009" / "model-0000000-0000001.safetensors"
+    shard.parent.mkdir()
+    shard.write_bytes(minimal_shard())
+    assert survey.survey(str(run_dir), storage=storage_for(str(run_dir))).in_place[0].problem is None
+    assert main(["top", str(run_dir), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["status"]["goal_samples"] is None
+
+
+def minimal_shard():
+    header = b'{"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+    return len(header).to_bytes(8, "little") + header + bytes(4)
 
 
 def test_wrong_arguments_are_told(run_dir, tmp_path):

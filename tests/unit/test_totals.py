@@ -8,6 +8,7 @@ import pytest
 
 from elastic.clock import SYSTEM_CLOCK, ManualClock
 from elastic.events import Cause, WorkerLost
+from elastic.metrics import totals as totals_module
 from elastic.metrics.fold import Metrics
 from elastic.metrics.totals import Totals
 from tests.harness import story
@@ -116,6 +117,25 @@ def test_the_thread_writes_what_is_noted_and_ends(place):
     assert ["elastic_steps_committed_total", [[[], 2.0]]] in map(
         list, json.loads((place / "job.json").read_text())["values"].items()
     )
+
+
+def test_a_disk_that_does_not_answer_ends_no_agent_late(place, caplog, monkeypatch):
+    monkeypatch.setattr(totals_module, "STOP_S", 0.05)
+    agent, asked, may_go = Agent(place, "a"), threading.Event(), threading.Event()
+    agent.totals.start()
+
+    def hangs(path, plain):
+        asked.set()
+        assert may_go.wait(10)
+
+    monkeypatch.setattr(agent.totals, "_put", hangs)
+    agent.totals.note()
+    assert asked.wait(10)
+    agent.totals.stop()
+    assert "the last counters of this node are not kept" in caplog.text
+    may_go.set()
+    agent.totals.stop()
+    assert not [thread for thread in threading.enumerate() if thread.name == "elastic-totals"]
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"values": 7}', '{"values": {"elastic_failures_total": [[["x"]]]}}'])

@@ -1,5 +1,6 @@
 """Curves of a run in other people's tools: clean after restarts, and never a danger to the training."""
 
+import contextlib
 import subprocess
 import sys
 import threading
@@ -9,7 +10,7 @@ import pytest
 from elastic.config.load import resolve
 from elastic.errors import ConfigError, UsageError
 from elastic.events import Evaluated, Restored, StepCommitted
-from elastic.session.tracked import tracked_run
+from elastic.session.tracked import track, tracked_run
 from elastic.tracking import tracking as tracking_module
 from elastic.tracking.curves import Begin, Curves, Point
 from elastic.tracking.tracking import Tracking, check_there, open_tracker
@@ -91,6 +92,21 @@ def test_what_a_tool_raises_ends_the_tracking_alone_and_is_told_once():
         run(restored(0) if number == 1 else step(number))
     run.close()
     assert said == ["tracking has ended, training goes on: OSError: no route to host"]
+
+
+def test_a_directory_that_cannot_be_made_ends_the_tracking_alone(tmp_path):
+    (tmp_path / "file").write_text("x")
+    wanted = {"ELASTIC__TRACKING__TO": "tensorboard", "ELASTIC__TRACKING__DIRECTORY": str(tmp_path / "file" / "in")}
+    with contextlib.ExitStack() as stack:
+        said = []
+        environ = wanted | {"ELASTIC__CHECKPOINT__SAVE_PATH": str(tmp_path)}
+        settings = resolve(argv=[], environ=environ).settings
+        told = track(settings, job_id="j", emit=said.append, stack=stack)
+        for event in (restored(0), step(1), step(2)):
+            told(event)
+    (notice,) = said
+    assert notice.text.startswith("tracking has ended, training goes on: tracking.directory ")
+    assert notice.text.endswith("cannot be made (Not a directory); name another one")
 
 
 def test_a_tool_that_hangs_holds_nobody_up(monkeypatch):

@@ -12,6 +12,7 @@ from kubeflow_trainer_api.models import TrainerV1alpha1UpdateTrainJobStatusReque
 from prometheus_client.core import GaugeMetricFamily
 
 from elastic.clock import SYSTEM_CLOCK
+from elastic.launch import trainer_status
 from elastic.launch.trainer_status import (
     CA_CERT,
     TOKEN,
@@ -146,3 +147,22 @@ def test_a_server_that_is_away_or_a_token_that_is_missing_holds_nobody_up(server
     status.start()
     status.stop()
     assert server.heard == []
+
+
+def test_a_server_that_never_comes_to_an_end_ends_no_agent_late(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(trainer_status, "STOP_S", 0.05)
+    status, asked, may_go = status_for(server, tmp_path), threading.Event(), threading.Event()
+
+    def hangs(_server, _body):
+        asked.set()
+        assert may_go.wait(10)
+
+    monkeypatch.setattr(trainer_status, "post", hangs)
+    status.start()
+    assert asked.wait(10)
+    status.stop()
+    assert [thread for thread in threading.enumerate() if thread.name == "elastic-trainer-status"]
+    may_go.set()
+    monkeypatch.undo()
+    status.stop()
+    assert not [thread for thread in threading.enumerate() if thread.name == "elastic-trainer-status"]

@@ -82,7 +82,7 @@ def written(store):
 
 def test_wishes_add_up_and_are_taken_back_one_by_one(store):
     for change in (smaller, rest):
-        assert ask(store, keys=KEYS, change=change) == AT_WORK
+        assert ask(store, keys=KEYS, change=change).world == AT_WORK
     assert written(store) == Wish(
         min_nodes=1, max_nodes=2, paused=True, what=What.PAUSE, reason="bob", paused_by="bob", told=False
     )
