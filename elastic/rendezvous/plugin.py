@@ -7,6 +7,7 @@ torch keeps it, a private place that is checked before it is relied on.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import logging
 from collections.abc import Callable, MutableMapping
@@ -37,6 +38,8 @@ def create_handler(parameters: Any) -> Any:
     creators = _creators()
     if creators is None or creators.get(_NAME) is not create_handler:
         raise UsageError(_MOVED)
+    # What torch has brought by now stays for good: the collector need not go through it with each of its passes.
+    gc.freeze()
     # By name: torchrun enters here, at the bottom, and what it wants is built on top.
     return importlib.import_module("elastic.launch.entry").create(parameters)
 
