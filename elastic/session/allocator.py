@@ -13,7 +13,7 @@ def keep_freed_memory() -> None:
 
     glibc gives it back at twice the largest block that was mapped by itself and freed since the start (mallopt(3),
     M_MMAP_THRESHOLD). Of a small model's tensors none is large, so that every step gives its memory back and takes a
-    fault for each page of it again: 1 % of the time of a step. One large block, freed untouched, settles it; what a
-    user has set (MALLOC_TRIM_THRESHOLD_ and its like) stays as it is.
+    fault for each page of it again, which costs a percent of it or several. One large block, freed untouched, settles
+    it; what a user has set (MALLOC_TRIM_THRESHOLD_ and its like) stays as it is.
     """
     torch.UntypedStorage(_LARGEST_BYTES)  # type: ignore[no-untyped-call]
