@@ -38,10 +38,19 @@ def create_handler(parameters: Any) -> Any:
     creators = _creators()
     if creators is None or creators.get(_NAME) is not create_handler:
         raise UsageError(_MOVED)
-    # What torch has brought by now stays for good: the collector need not go through it with each of its passes.
-    gc.freeze()
-    # By name: torchrun enters here, at the bottom, and what it wants is built on top.
-    return importlib.import_module("elastic.launch.entry").create(parameters)
+    return _entry().create(parameters)
+
+
+def _entry() -> Any:
+    """By name: torchrun enters here, at the bottom, and what it wants is built on top."""
+    collects = gc.isenabled()
+    # All that is imported stays, and a pass through what torch has brought takes as long as half of these imports.
+    gc.disable()
+    try:
+        return importlib.import_module("elastic.launch.entry")
+    finally:
+        if collects:
+            gc.enable()
 
 
 _MOVED = (
