@@ -98,6 +98,15 @@ class Orders:
         for line in lines:
             self.lease = json.loads(line).get("lease", self.lease)
 
+    def wait_out(self, limit_s: float) -> None:
+        """Take in what comes until the limit, or until there is another lease or the agent has hung up.
+
+        It says with each renewal of its own that it moves: to renew at that, too, would double the requests.
+        """
+        lease, until_s = self.lease, self._clock.monotonic_s() + limit_s
+        while not self.ended and self.lease == lease and (left_s := until_s - self._clock.monotonic_s()) > 0:
+            self.wait(left_s)
+
 
 def moves(agent: int, *, heard_s: float, now_s: float) -> bool:
     """Whether the agent is there, not stopped, and was heard of within the last minute."""
@@ -124,7 +133,7 @@ def keep(store: EtcdStore, *, page: LeasePage, agent: int, orders: Orders, pause
                     orders.lease = 0
             except StoreError:
                 wait_s = _RETRY_S
-        orders.wait(wait_s)
+        orders.wait_out(wait_s)
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ torch keeps it, a private place that is checked before it is relied on.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import logging
 from collections.abc import Callable, MutableMapping
@@ -37,8 +38,19 @@ def create_handler(parameters: Any) -> Any:
     creators = _creators()
     if creators is None or creators.get(_NAME) is not create_handler:
         raise UsageError(_MOVED)
-    # By name: torchrun enters here, at the bottom, and what it wants is built on top.
-    return importlib.import_module("elastic.launch.entry").create(parameters)
+    return _entry().create(parameters)
+
+
+def _entry() -> Any:
+    """By name: torchrun enters here, at the bottom, and what it wants is built on top."""
+    collects = gc.isenabled()
+    # All that is imported stays, and a pass through what torch has brought takes as long as half of these imports.
+    gc.disable()
+    try:
+        return importlib.import_module("elastic.launch.entry")
+    finally:
+        if collects:
+            gc.enable()
 
 
 _MOVED = (

@@ -38,6 +38,7 @@ from elastic.distributed.joining import choose_device
 from elastic.errors import UsageError
 from elastic.lifetime import die_with_agent
 from elastic.link import Link, NoLink
+from elastic.session.allocator import keep_freed_memory
 from elastic.session.ending import end_worker
 from elastic.session.evaluation import Measure, evaluate
 from elastic.session.generations import Generations
@@ -98,6 +99,7 @@ class Session:
 
     def _open(self) -> None:
         die_with_agent(self._environ)
+        keep_freed_memory()
         self._link = connect(self._first)  # first, so that the agent hears of whatever goes wrong
         resolved = self._given or resolve(sys.argv[1:], environ=self._environ, strict=False).settings
         self.settings = with_overrides(resolved, self._overrides) if self._overrides else resolved

@@ -25,6 +25,7 @@ from elastic.distributed.replicate import Replica
 from elastic.distributed.strategy import Strategy
 from elastic.plan.batch import share
 from elastic.plan.tree import Spread
+from elastic.session.allocator import keep_freed_memory
 from elastic.session.ending import exit_now
 from elastic.world import World
 from jobs.gpt import GPT, GPTConfig, adamw, loss_per_sample
@@ -104,6 +105,7 @@ def main() -> None:
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, required=True)
     args = parser.parse_args()
     torch.set_num_threads(1)
+    keep_freed_memory()  # as every worker does; DDP and both of ours are in the same process, and have it alike
     world = World.from_environ(os.environ)
     group = join(world)
     steps = {name: make(name, group, size=args.size, slots=args.slots) for name in args.contenders}
