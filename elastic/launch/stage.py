@@ -79,6 +79,8 @@ class Stage:
         self.wake = WakePipe()
         self.ready: ReadyWorkers | None = None
         """What forks the workers; None where each is a new Python."""
+        self.build_ahead_s = 0.0
+        """How long workers may build before there is a place for them; 0: they do not."""
         self.signals = LeaveSignals(on_signal=self.wake.wake)
         self._agent = uuid.uuid4().hex
         self._words = Words(wake=self.wake.wake)
@@ -199,8 +201,10 @@ class Stage:
         listen(self._wishes, settings=self._settings, drain=self.handler.drain, stack=self._stack)
         self.signals.check()
 
-    def use(self, ready: ReadyWorkers) -> None:
-        """Have workers forked by it, and stop it with the rest."""
+    def use(self, ready: ReadyWorkers, *, ours: bool) -> None:
+        """Have workers forked by it, and stop it with the rest. `ours`: their program is the one that runs a Job."""
+        if ours and self._settings.launch.rejoin:
+            self.build_ahead_s = self._settings.launch.build_ahead_s
         ready.attach(emit=self.observer.emit, wake=self.wake, interrupted=lambda: bool(self.signals.received))
         self._stack.callback(ready.stop)
         self.ready = ready
@@ -263,9 +267,9 @@ class Stage:
         if self.ready is not None and world is not None and world.phase is Phase.FORMED:
             self.ready.wait()
 
-    def begin_generation(self) -> None:
+    def begin_generation(self, generation: int) -> None:
         """What workers said of the last one is of no interest any more, nor what was asked of them."""
-        self._words.forget()
+        self._words.forget(generation=generation)
         self.server.begin_generation()
 
     @property
@@ -315,9 +319,8 @@ class Stage:
             ours = logging.getLogger("elastic")
             ours.addHandler(handler)
             self._stack.callback(ours.removeHandler, handler)
-        output = Output(
-            node=self._node, workers=slots, journal=journal, clock=self.clock, out=sys.stdout, err=sys.stderr
-        )
+        screens = {"out": sys.stdout, "err": sys.stderr}
+        output = Output(node=self._node, workers=slots, journal=journal, clock=self.clock, **screens)
         self._stack.callback(output.stop)
         return output
 
