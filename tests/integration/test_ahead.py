@@ -17,7 +17,7 @@ from tests.harness.survival import cluster, durable
 from tests.integration.test_fsdp_staying import FSDP2
 from tests.integration.test_rejoin import came_true, end, kinds, pids, recovered, tiers
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.exhaustive]
 
 BUILD_S = 5.0
 MOST_PAUSE_S = 1.5
@@ -48,7 +48,7 @@ def joins(run: Cluster, *, world_size: int, name: str = "c", **environ: str) -> 
     return at
 
 
-@pytest.mark.parametrize("strategy", ["replicate", pytest.param("fsdp2", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("strategy", ["replicate", "fsdp2"])
 def test_nobody_waits_for_a_newcomers_build(tmp_path: Path, etcd: EtcdServer, strategy: str) -> None:
     more = FSDP2 if strategy == "fsdp2" else {}
     with slow(tmp_path, etcd, **more) as run:
@@ -74,7 +74,6 @@ def begun_by(run: Cluster, node: str, *, since: int) -> list[int]:
     return [r.event.pid for r in run.follower.records[since:] if isinstance(r.event, WorkerStarted) and r.node == node]
 
 
-@pytest.mark.exhaustive
 @pytest.mark.parametrize(("limit_s", "built"), [("0", False), ("1", True)])
 def test_where_it_is_not_built_before_all_wait(tmp_path: Path, etcd: EtcdServer, limit_s: str, built: bool) -> None:
     """Switched off; and with a limit that this build is longer than."""
@@ -95,7 +94,6 @@ def test_where_it_is_not_built_before_all_wait(tmp_path: Path, etcd: EtcdServer,
         end(run, world_size=3, since=at)
 
 
-@pytest.mark.exhaustive
 @pytest.mark.parametrize(("job", "why"), [("asks_rank", "its world's rank"), ("reads_rank", "KeyError: 'RANK'")])
 def test_a_job_that_must_know_its_place_is_built_when_it_has_one(
     tmp_path: Path, etcd: EtcdServer, job: str, why: str
@@ -115,7 +113,6 @@ def test_a_job_that_must_know_its_place_is_built_when_it_has_one(
         end(run, world_size=3, since=at)
 
 
-@pytest.mark.exhaustive
 def test_a_spare_is_built_long_before_it_is_needed(tmp_path: Path, etcd: EtcdServer) -> None:
     built = tmp_path / "built"
     with slow(tmp_path, etcd, nnodes="1:2") as run:
@@ -135,7 +132,6 @@ def test_a_spare_is_built_long_before_it_is_needed(tmp_path: Path, etcd: EtcdSer
         end(run, world_size=2, since=at)
 
 
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("strategy", ["replicate", "fsdp2"])
 @pytest.mark.parametrize("saved", [True, False])
 def test_all_start_again_beside_a_world_that_looks_at_work(
@@ -166,7 +162,6 @@ def test_all_start_again_beside_a_world_that_looks_at_work(
             end(run, world_size=2, since=at)
 
 
-@pytest.mark.exhaustive
 def test_a_node_that_is_to_leave_while_it_builds_disturbs_nobody(tmp_path: Path, etcd: EtcdServer) -> None:
     with slow(tmp_path, etcd) as run:
         for name in ("a", "b"):
