@@ -23,6 +23,7 @@ from elastic.distributed.group import Alone, Collectives
 from elastic.distributed.likeness import check_alike, measure
 from elastic.distributed.strategy import Strategy
 from elastic.errors import Fenced, PeerLost, Regroup
+from elastic.events import Notice
 from elastic.link import Link
 from elastic.plan.likeness import Likeness, recorded_in
 from elastic.session.ahead import WorldToCome
@@ -139,7 +140,7 @@ class Generations:
             )  # fmt: skip
             if world is None:
                 if self.course is not None:
-                    self._save_alone(self.course)
+                    self._save_alone(self.course, source)
                 raise self._leaving.ending(step)
             try:
                 self._serve(replace(world, device=self.world.device))
@@ -152,13 +153,26 @@ class Generations:
         for call in self.listeners:
             call(self.world)
 
-    def _save_alone(self, course: Course) -> None:
-        """Save what only workers that wait have, for all of them. Where others have gone on meanwhile it is refused."""
-        if self._deals or not self.manager.intact:
+    def _save_alone(self, course: Course, source: DataSource) -> None:
+        """Save what only workers that wait have, for all of them. Where others have gone on meanwhile it is refused.
+
+        Of a state that is dealt out: the newest copy of which this node's memory has all parts, its guests' included.
+        """
+        dealt, reached = self._deals and self.world.size > 1, course.iteration
+        if not dealt and not self.manager.intact:
             return
-        alone = replace(self.world, rank=0, size=1)
-        self._serve_roots(alone, Alone())
+        self.world, self.group = replace(self.world, rank=0, size=1), Alone()
+        self._serve_roots(self.world, self.group)
         with suppress(Fenced):  # which was told
+            if dealt:
+                for strategy in self.strategies:
+                    strategy.move(self.group)
+                restored = self.manager.restore(self.tracked)
+                if restored.tier != "memory":
+                    lost = f"all nodes go, and what was done from step {restored.iteration + 1} to {reached} is lost"
+                    self.report(Notice(text=f"{lost}: no copy of it has all its parts on this node"))
+                    return
+                course = self._course_from(restored, source)
             self.manager.save(self.tracked, course.standing_meta())
 
     def _meet(self) -> None:
@@ -209,17 +223,7 @@ class Generations:
             # What is in memory is neither a state of the run nor that of its beginning: new workers have the latter.
             self.staying.forbid()
             raise PeerLost("nothing was saved yet, and no worker's state can be gone on from")
-        self.course = Course(
-            settings=self._settings,
-            world=self.world,
-            restored=restored,
-            source=source,
-            emit=self.report,
-            clock=self._clock,
-            group=self.group,
-            likeness=self._likeness(restored),
-            earlier=self.course,
-        )
+        self.course = self._course_from(restored, source)
         pacer = Pacer(
             self._settings.checkpoint,
             schedule=self.manager.schedule,
@@ -241,6 +245,19 @@ class Generations:
             emit=self.report,
         )
         self.stepping.begin(restored)
+
+    def _course_from(self, restored: Restored, source: DataSource) -> Course:
+        return Course(
+            settings=self._settings,
+            world=self.world,
+            restored=restored,
+            source=source,
+            emit=self.report,
+            clock=self._clock,
+            group=self.group,
+            likeness=self._likeness(restored),
+            earlier=self.course,
+        )
 
     def _restore(self, source: DataSource) -> Restored:
         if self.staying.general and not self.newcomers and not self._deals:
