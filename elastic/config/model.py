@@ -236,9 +236,7 @@ class LaunchSettings:
     )
     build_ahead_s: float = field(
         default=600.0,
-        metadata=about(
-            "longest time to build a job before asking to join others at work; 0: ask first", unit="s", least=0
-        ),
+        metadata=about("longest time to build before others at work are asked for a place; 0: none", unit="s", least=0),
     )
     collect_output: bool = field(
         default=True,
