@@ -22,6 +22,8 @@ class WorldToCome:
 
     def __getattr__(self, name: str) -> Any:
         """Raises PlaceUnknown."""
+        if name.startswith("_"):
+            raise AttributeError(name)  # what copy and pickle look for before there is a world in here
         if name in UNKNOWN and not self._world.placed:
             self._asked = name
             self.check()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 
 import pytest
@@ -64,6 +65,7 @@ def test_what_a_job_may_know_before_there_is_a_place():
             getattr(given, name)
     with pytest.raises(PlaceUnknown):
         given.check()
+    assert copy.deepcopy(given).node == "c"
     given.come(World(rank=2, size=3, generation=7))
     assert (given.rank, given.size, given.generation) == (2, 3, 7), "one that the job has kept goes on being true"
 
