@@ -84,7 +84,7 @@ def build_ahead(stage: Stage, starter: Starter, spec: WorkerSpec) -> None:
     if not stage.build_ahead_s or world is None or world.phase is not Phase.FORMED:
         return
     assert stage.ready is not None  # or nothing would be built ahead
-    logger.info("generation %d is at work: building the job before asking to be let in", world.generation)
+    logger.info("generation %d is at work: the job is built before others make room for it", world.generation)
     stage.ready.wait()
     stage.signals.check()
     slots, began_s = spec.local_world_size, stage.clock.monotonic_s()

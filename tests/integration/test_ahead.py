@@ -121,7 +121,7 @@ def test_a_spare_is_built_long_before_it_is_needed(tmp_path: Path, etcd: EtcdSer
         run.wait_step(30, world_size=2)
         run.start("c", TESTS_BUILD_S=str(BUILD_S))
         came_true(lambda: "asking to be let in" in run.nodes["c"].log.read_text(), limit_s=60)
-        (spare,), at = pids(run, "c")[0], run.now()
+        (spare,), at = run.nodes["c"].workers(), run.now()
         run.wait_step(run.wait_step(1).event.iteration + 50, world_size=2, since=at)  # type: ignore[union-attr]
         run.nodes["a"].kill()
         run.wait_step(1, world_size=2, since=at, after=1)
@@ -137,26 +137,27 @@ def test_a_spare_is_built_long_before_it_is_needed(tmp_path: Path, etcd: EtcdSer
 def test_all_start_again_beside_a_world_that_looks_at_work(
     tmp_path: Path, etcd: EtcdServer, strategy: str, saved: bool
 ) -> None:
-    """One that built before there was a place begins together with one that did not: from the disk, or from nothing."""
+    """Who built beside others that are gone meanwhile begins with one that comes: from the disk, or nothing."""
     more = FSDP2 if strategy == "fsdp2" else {}
     if not saved:
         more = more | {"ELASTIC__CHECKPOINT__ENABLE_SAVE": "false", "ELASTIC__CHECKPOINT__MEMORY_EVERY_STEPS": "0"}
-    with slow(tmp_path, etcd, **more) as run:
+    with slow(tmp_path, etcd, nnodes="2:4", **more) as run:
         for name in ("a", "b"):
             run.start(name)
         run.wait_step(1, world_size=2)
         if saved:
             run.wait(durable, what="a save", limit_s=60)
+        run.start("c", TESTS_BUILD_S="10")
+        came_true(lambda: bool(run.nodes["c"].workers()), limit_s=60)
+        (ahead,) = run.nodes["c"].workers()
         for name in ("a", "b"):
             run.nodes[name].kill()
         at = run.now()
-        run.start("c", TESTS_BUILD_S="1")
-        run.start("d", ELASTIC__LAUNCH__BUILD_AHEAD_S="0")
+        run.start("d")
         run.wait_step(3, world_size=2, since=at)
-        assert "asking to be let in" in run.nodes["c"].log.read_text()
-        assert "asking to be let in" not in run.nodes["d"].log.read_text()
         after = run.follower.records[at:]
         assert set(tiers(after)) == {"disk" if saved else "none"}
+        assert begun_by(run, "c", since=at) == [ahead]
         assert kinds(after, WorkerStarted) == 2
         if saved:
             end(run, world_size=2, since=at)

@@ -19,8 +19,8 @@ METRIC = ("elastic_worker_straggles", ("local_rank", "0"))
 
 
 def shown(run: Cluster) -> dict[str, float]:
-    """By node."""
-    return {node: samples[METRIC] for node, samples in scraped(run).items()}
+    """By node. Not there before the first word about it."""
+    return {node: samples.get(METRIC, 0.0) for node, samples in scraped(run).items()}
 
 
 def told(run: Cluster, *, slow: bool, since: int) -> tuple[str, Straggles]:
