@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.utils.api import macros
 
+from elastic.errors import ExitCode, UsageError
 from elastic.events import Notice
 from elastic.launch.processes import WorkerProcesses
 from elastic.launch.stage import Stage
 from elastic.launch.starting import Starter
+from elastic.link import Failure
 from elastic.rendezvous.model import Phase, World
 
 logger = logging.getLogger(__name__)
@@ -34,6 +36,8 @@ class Step(enum.Enum):
     ASK = "ask"
     AFRESH = "afresh"
     """Ask with nothing built: its workers are started when they have a place."""
+    GO = "go"
+    """Do not disturb the others: it could not work with them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,11 +50,12 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True)
 class Situation:
-    """How far a node is. `failed`: what a worker ended with; `rests_s`: for how long the world has not been at work."""
+    """How far a node is. `rests_s`: for how long the world has not been at work."""
 
     workers: int
     built: int
-    failed: str
+    failed: Failure | None
+    """What a worker ended with."""
     world: World | None
     rests_s: float
     spent_s: float
@@ -59,8 +64,10 @@ class Situation:
 
 def judge(found: Situation) -> Verdict:
     """Whether to ask to be let in now."""
-    if found.failed:
-        return Verdict(step=Step.AFRESH, reason=found.failed)
+    if found.failed is not None:
+        if found.failed.exit_code == ExitCode.USAGE:
+            return Verdict(step=Step.GO, reason=found.failed.text)
+        return Verdict(step=Step.AFRESH, reason=found.failed.text.strip().rpartition("\n")[2])
     if found.built >= found.workers:
         return Verdict(step=Step.ASK, reason=f"the job is built, in {found.spent_s:.1f} s")
     if found.world is None or found.world.phase is Phase.CLOSED:
@@ -78,7 +85,7 @@ def build_ahead(stage: Stage, starter: Starter, spec: WorkerSpec) -> None:
     """Before the first generation: where one is at work already, build and come back when it is time to ask.
 
     Raises:
-        SignalException: this node is to leave. Fenced: it is another's.
+        SignalException: this node is to leave. Fenced: it is another's. UsageError: it lacks what the job needs.
     """
     world = stage.coordinator.world()
     if not stage.build_ahead_s or world is None or world.phase is not Phase.FORMED:
@@ -98,6 +105,8 @@ def build_ahead(stage: Stage, starter: Starter, spec: WorkerSpec) -> None:
     workers = WorkerProcesses(processes, wake=stage.wake, clock=stage.clock)
     try:
         verdict = _wait(stage, workers, slots=slots, began_s=began_s)
+        if verdict.step is Step.GO:
+            raise UsageError(verdict.reason)
         if verdict.step is Step.AFRESH:
             workers.kill()
             stage.observer.emit(Notice(text=f"the job is built only once there is a place for it: {verdict.reason}"))
@@ -134,10 +143,9 @@ def _wait(stage: Stage, workers: WorkerProcesses, *, slots: int, began_s: float)
         workers.wait(limit_s=LOOK_S)
 
 
-def _failed(stage: Stage, workers: WorkerProcesses) -> str:
-    """Why a worker has ended; empty while none has."""
+def _failed(stage: Stage, workers: WorkerProcesses) -> Failure | None:
+    """What a worker has ended with; None while none has."""
     for ended in workers.ended.values():
-        told = stage.told(ended.pid)
-        said = told.text.strip().rpartition("\n")[2] if told is not None else ""
-        return said or f"a worker ended with exit code {ended.exit_code}"
-    return ""
+        unheard = f"a worker ended with exit code {ended.exit_code}"
+        return stage.told(ended.pid) or Failure(exit_code=ended.exit_code, step=0, signature="", text=unheard)
+    return None

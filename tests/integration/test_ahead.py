@@ -177,3 +177,16 @@ def test_a_node_that_is_to_leave_while_it_builds_disturbs_nobody(tmp_path: Path,
         run.wait_step(reached + 20, world_size=2, since=at)
         assert not kinds(run.follower.records[at:], RoundOpened)
         end(run, world_size=2, since=at)
+
+
+def test_a_node_that_lacks_the_job_goes_and_spares_the_others(tmp_path: Path, etcd: EtcdServer) -> None:
+    with slow(tmp_path, etcd) as run:
+        for name in ("a", "b"):
+            run.start(name)
+        run.wait_step(30, world_size=2)
+        at = run.now()
+        node = run.start("c", ELASTIC__JOB__TARGET="tests.harness.not_here:job")
+        assert run.wait_exit("c", limit_s=60) == 64
+        assert "there is no module 'tests.harness.not_here'" in node.log.read_text().rstrip().splitlines()[-1]
+        assert not kinds(run.follower.records[at:], RoundOpened)
+        end(run, world_size=2, since=at)

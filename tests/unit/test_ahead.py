@@ -15,7 +15,7 @@ from elastic.events import Cause
 from elastic.launch.ahead import AT_REST_S, PLANNED_S, Situation, Step, judge
 from elastic.launch.starting import Starter
 from elastic.launch.words import Words
-from elastic.link import Place, Stays
+from elastic.link import Failure, Place, Stays
 from elastic.rendezvous.model import Phase
 from elastic.rendezvous.model import World as Agreed
 from elastic.session.ahead import WorldToCome
@@ -32,7 +32,11 @@ def world(phase=Phase.FORMED, *, planned=False):
     )  # fmt: skip
 
 
-AT_FIRST = Situation(workers=2, built=1, failed="", world=world(), rests_s=0.0, spent_s=9.0, limit_s=10.0)
+def failure(code, text):
+    return Failure(exit_code=code, step=0, signature="", text=text)
+
+
+AT_FIRST = Situation(workers=2, built=1, failed=None, world=world(), rests_s=0.0, spent_s=9.0, limit_s=10.0)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +45,9 @@ AT_FIRST = Situation(workers=2, built=1, failed="", world=world(), rests_s=0.0, 
         ({}, Step.WAIT),
         ({"built": 2}, Step.ASK),
         ({"spent_s": 10.0}, Step.ASK),
-        ({"failed": "KeyError: 'RANK'", "built": 2}, Step.AFRESH),
+        ({"failed": failure(1, "Traceback …\nKeyError: 'RANK'"), "built": 2}, Step.AFRESH),
+        ({"failed": failure(111, "the job asked for its world's rank"), "built": 2}, Step.AFRESH),
+        ({"failed": failure(64, "there is no module 'x'")}, Step.GO),
         ({"world": world(Phase.OPEN), "rests_s": AT_REST_S / 2}, Step.WAIT),
         ({"world": world(Phase.OPEN), "rests_s": AT_REST_S}, Step.ASK),
         ({"world": world(Phase.OPEN, planned=True), "rests_s": AT_REST_S}, Step.WAIT),
