@@ -12,6 +12,8 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any, cast
 
+from torch.optim import Optimizer
+
 from elastic.activity import Activity, Doing
 from elastic.checkpoint.restored import Restored
 from elastic.checkpoint.root import claim
@@ -206,15 +208,23 @@ class Generations:
     def _lay_out_anew(self) -> None:
         """Who stays and who is new do this at the same place. What was dealt out has no values after it."""
         as_built, self._as_built = self._as_built, False
-        if self.newcomers and not as_built:
+        if self.newcomers and not (as_built and self._can_start):
             self.staying.forbid()
-            raise PeerLost("this worker has begun to receive a state, and nobody is left who has it")
+            raise PeerLost(
+                "nobody is in the run yet, and this worker cannot begin it with what it has: it starts again"
+            )
         self.manager.intact = self.manager.intact and not self._deals
         for strategy in self.strategies:
             if self.newcomers:
                 strategy.start(self.group)
             else:
                 strategy.move(self.group)
+
+    @property
+    def _can_start(self) -> bool:
+        """Whether what was built ahead may begin a run: not where dealing would lose what an optimizer has made."""
+        kept = any(isinstance(each, Optimizer) and each.state for each in self.tracked.values())
+        return not (self._deals and kept)
 
     def _begin(self, source: DataSource) -> None:
         """Come to one state with all others, and to the place in the data that belongs to it. Raises as `steps`."""

@@ -3,8 +3,7 @@
 The plan is in SHARDS_PLAN: a list of [world size, strategy]; the root in SHARDS_ROOT; a store to meet at is at
 MASTER_ADDR and MASTER_PORT. A process that a world has no rank for waits for the next one. With SHARDS_MEMORY, a
 directory, each process is a node that keeps copies in memory: what it has is gone where a world leaves it out. With
-SHARDS_STAY a process keeps its objects from one world to the next, and leaves each in the midst of a pass. The ranks
-in SHARDS_AHEAD make theirs, with other values, before there is a first world.
+SHARDS_STAY a process keeps its objects from one world to the next, and leaves each in the midst of a pass.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from elastic.distributed.dealing import Dealt
-from elastic.distributed.group import Alone, Collectives
+from elastic.distributed.group import Collectives
 from elastic.distributed.joining import join
 from elastic.distributed.replicate import Replica
 from elastic.plan.tree import Spread
@@ -74,7 +73,7 @@ class Mixed(nn.Module):
 def make(seed: int, strategy: str, group: Collectives, *, at_once: bool = True) -> tuple[dict[str, Any], Any]:
     model = Mixed(seed)
     lies: Any = Dealt(model, group, at_once=at_once) if strategy == "fsdp2" else Replica(model, group)
-    if strategy != "fsdp2" and at_once:
+    if strategy != "fsdp2":
         lies.align()
     in_bfloat16 = [*model.blocks[1].parameters(), model.low]
     rest = [each for each in model.parameters() if not any(each is other for other in in_bfloat16)]
@@ -152,11 +151,7 @@ def main() -> None:
             kept = None
             continue
         group = join(World(rank=rank, size=size, generation=at, distributed=True))
-        if at == 1 and str(rank) in os.environ.get("SHARDS_AHEAD", ""):
-            tracked, lies = make(100 + rank, strategy, Alone(), at_once=False)
-            lies.start(group)
-        else:
-            tracked, lies = kept or make(at, strategy, group, at_once=at == 1 or not stays)
+        tracked, lies = kept or make(at, strategy, group, at_once=at == 1 or not stays)
         if stays:
             kept = tracked, lies
             if at > 1:

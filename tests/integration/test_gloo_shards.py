@@ -56,18 +56,6 @@ def test_processes_that_keep_their_model_and_optimizer_and_leave_each_world_in_t
     assert (two, three) == (two_again, three_again)
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("strategy", ["fsdp2", "replicate"])
-def test_who_built_before_there_was_a_world_begins_like_the_others(strategy, tmp_path):
-    plan = [(3, strategy), (2, "fsdp2")]
-    usual, *_ = live(plan, tmp_path / "usual")
-    for ranks in ("12", "012"):
-        ahead, *_ = live(plan, tmp_path / ranks, SHARDS_AHEAD=ranks)
-        same = {name for name, digest in usual["digests"].items() if ahead["digests"][name] == digest}
-        # Where rank 0 is one of them all have its values, which are others, but for what is no value.
-        assert (same == usual["digests"].keys()) == ("0" not in ranks)
-
-
 def live(plan, tmp_path, **more):
     """Every stage of every rank: all have the same bits, and what is on disk is what the format says."""
     ranks = max(size for size, _ in plan)

@@ -10,7 +10,7 @@ import torch
 
 import elastic
 from elastic.distributed.group import Alone
-from elastic.errors import PlaceUnknown
+from elastic.errors import ExitCode, PlaceUnknown
 from elastic.events import Cause
 from elastic.launch.ahead import AT_REST_S, PLANNED_S, Situation, Step, judge
 from elastic.launch.starting import Starter
@@ -130,7 +130,29 @@ class Seating(Placing):
         self.server.place(pid, Place(environ={GENERATION: "5", PLACE_TO_COME: ""}))
 
 
-def test_a_job_is_built_and_then_comes_to_its_place(tmp_path, monkeypatch):
+@pytest.mark.parametrize("strategy", ["replicate", "fsdp2"])
+def test_a_job_is_built_and_then_comes_to_its_place(tmp_path, monkeypatch, strategy):
+    done, agent = build_and_train(tmp_path, monkeypatch, torch.optim.AdamW, strategy=strategy)
+    assert done == [(5, 0, number) for number in range(1, 9)]
+    assert (agent.stayed.generation, agent.stayed.lost) == (0, False)
+
+
+def test_what_dealing_would_lose_begins_no_run(tmp_path, monkeypatch):
+    """Adagrad makes its state with itself. A new worker makes it once parameters are dealt out."""
+
+    def ends(code):
+        raise SystemExit(code)
+
+    monkeypatch.setattr("elastic.session.ending.exit_now", ends)
+    with pytest.raises(SystemExit) as ended:
+        build_and_train(tmp_path, monkeypatch, torch.optim.Adagrad, strategy="fsdp2")
+    assert ended.value.code == ExitCode.PEER_LOST
+    done, _ = build_and_train(tmp_path, monkeypatch, torch.optim.Adagrad, strategy="replicate")
+    assert len(done) == 8
+
+
+def build_and_train(tmp_path, monkeypatch, kind, *, strategy):
+    """Steps done, as (generation, rank that the job was told, step); and the agent."""
     agent = Seating()
     monkeypatch.setattr("elastic.session.meeting.join", lambda world, *, links: Alone())
     monkeypatch.setattr("sys.argv", ["own_loop.py"])
@@ -138,13 +160,13 @@ def test_a_job_is_built_and_then_comes_to_its_place(tmp_path, monkeypatch):
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     options = {"steps": 8, "global_batch_size": 10, "micro_batch_size": 4, "save_path": str(tmp_path / "run")}
-    done = []
+    options["strategy"], done = strategy, []
     try:
         with elastic.Session(**options) as run:
             given = run.world
             assert given.local_rank == 0
             net = run.parallelize(model())
-            optimizer = torch.optim.AdamW(net.parameters(), lr=0.02)
+            optimizer = kind(net.parameters(), lr=0.02)
             run.track(model=net, optimizer=optimizer)
             for step in run.steps(dataset()):
                 with step:
@@ -154,5 +176,4 @@ def test_a_job_is_built_and_then_comes_to_its_place(tmp_path, monkeypatch):
                 done.append((run.world.generation, given.rank, step.iteration))
     finally:
         agent.server.stop()
-    assert done == [(5, 0, number) for number in range(1, 9)]
-    assert (agent.stayed.generation, agent.stayed.lost) == (0, False)
+    return done, agent
