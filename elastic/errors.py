@@ -16,6 +16,7 @@
     │   └── NothingToRestore     64  load_path holds nothing that can be restored
     ├── PeerLost                110  a collective broke: the agent regroups, nobody's fault here
     ├── Regroup                 111  the membership changes; state is durable, the agent starts us again
+    │   └── PlaceUnknown        111  a job that is built ahead asked for its rank: the agent starts us once there is one
     ├── Fenced                   76  this process belongs to a generation that is over
     ├── Preempted                75  asked to leave; state is durable, please requeue
     └── NoProgress               77  the same step failed too often
@@ -143,6 +144,10 @@ class Regroup(ElasticError):
     """All ranks agreed to end at this step boundary so that the membership can change."""
 
     exit_code = ExitCode.REGROUP
+
+
+class PlaceUnknown(Regroup):
+    """What only an agreed world can tell was asked for before there is one."""
 
 
 class Fenced(ElasticError):

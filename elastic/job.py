@@ -41,7 +41,11 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What to train, as functions. The same first weights must come out on every rank: seed before building."""
+    """What to train, as functions. The same first weights must come out on every rank: seed before building.
+
+    On a node that comes to others at work model, optimizer and data are built before it has a place. Where one of these
+    functions asks for rank or size then, they are called once more, in a new process, when there is one.
+    """
 
     model: Callable[[World], nn.Module]
     """Builds the model; we move it to the world's device."""

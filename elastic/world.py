@@ -17,6 +17,8 @@ EVENTS_PATH = "ELASTIC_EVENTS_PATH"
 LEASE_PAGE = "ELASTIC_LEASE_PAGE"
 ARENAS = "ELASTIC_ARENAS"
 WATCH = "ELASTIC_WATCH"
+PLACE_TO_COME = "ELASTIC_PLACE_TO_COME"
+"""Set to 1 for a worker that builds its job before there is a place for it."""
 ARENAS_EACH = 4
 """For each worker: two of its own, and two for copies of another node's."""
 
@@ -47,6 +49,8 @@ class World:
     """Where this worker computes: "cpu" or "cuda:N". Chosen by elastic.distributed, never by the job."""
     distributed: bool = False
     """Whether torchrun started this worker, so that a process group is to be joined."""
+    placed: bool = True
+    """Whether there is a place yet. Until then rank, size and generation mean nothing."""
 
     @property
     def watched_by(self) -> tuple[str, str] | None:
@@ -60,14 +64,15 @@ class World:
     def from_environ(cls, environ: Mapping[str, str]) -> World:
         """Read the place from the environment; a world of one where torchrun set nothing."""
         node = environ.get(NODE) or socket.gethostname()
-        if "RANK" not in environ or "WORLD_SIZE" not in environ:
+        placed = not environ.get(PLACE_TO_COME)
+        if placed and ("RANK" not in environ or "WORLD_SIZE" not in environ):
             return cls(node=node)
         return cls(
-            rank=int(environ["RANK"]),
-            size=int(environ["WORLD_SIZE"]),
+            rank=int(environ["RANK"]) if placed else -1,
+            size=int(environ["WORLD_SIZE"]) if placed else 1,
             local_rank=int(environ.get("LOCAL_RANK", "0")),
             local_size=int(environ.get("LOCAL_WORLD_SIZE", "1")),
-            generation=int(environ.get(GENERATION) or environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+            generation=int(environ.get(GENERATION) or environ.get("TORCHELASTIC_RESTART_COUNT", "0")) if placed else 0,
             node=node,
             job_id=environ.get(JOB_ID) or environ.get("TORCHELASTIC_RUN_ID", "none"),
             agent_socket=environ.get(AGENT_SOCKET),
@@ -76,4 +81,5 @@ class World:
             arenas=tuple(each for each in environ.get(ARENAS, "").split(",") if each),
             watch=tuple(each for each in environ.get(WATCH, "").split(",") if each),
             distributed=True,
+            placed=placed,
         )

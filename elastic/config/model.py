@@ -234,6 +234,10 @@ class LaunchSettings:
         default=True,
         metadata=about("fork workers from a process that has imported everything; false: each is a new Python"),
     )
+    build_ahead_s: float = field(
+        default=600.0,
+        metadata=about("longest time to build before others at work are asked for a place; 0: none", unit="s", least=0),
+    )
     collect_output: bool = field(
         default=True,
         metadata=about(
@@ -242,9 +246,7 @@ class LaunchSettings:
     )
     log_bytes: int = field(
         default=64 << 20,
-        metadata=about(
-            "size of a node's log in save_path/logs before a new one begins; 0: none", unit="bytes", least=0
-        ),
+        metadata=about("size of a node's log in save_path/logs; then a new one begins; 0: none", unit="bytes", least=0),
     )
     logs_kept: int = field(default=4, metadata=about("older logs of a node that are kept", least=0, most=1000))
 

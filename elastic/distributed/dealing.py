@@ -34,8 +34,7 @@ class Dealt:
         self._overlap = True
         self._now: Laid = Replica(model, group, exact=exact)
         if at_once:
-            self.align()
-            self._deal()
+            self.start(group)
 
     @property
     def lockstep(self) -> bool:
@@ -51,6 +50,15 @@ class Dealt:
     def overlap(self, value: bool) -> None:
         self._overlap = self._now.overlap = value
 
+    def start(self, group: Collectives) -> None:
+        """Be dealt out over a first group, with rank 0's values."""
+        before = dict(self.model.named_parameters(remove_duplicate=False))
+        self._group = group
+        self._now = Replica(self.model, group, exact=self._exact)
+        self.align()
+        self._deal()
+        self._point(before)
+
     def move(self, group: Collectives) -> None:
         """Be dealt out over another group. Every rank calls it. What was dealt out before has no values after it.
 
@@ -63,9 +71,7 @@ class Dealt:
         # What torch made of the modules is full of circles, and holds the sockets and threads of the old group.
         gc.collect()
         self._deal()
-        after = dict(self.model.named_parameters(remove_duplicate=False))
-        for optimizer in self._optimizers:
-            _point_anew(optimizer, before, after)
+        self._point(before)
 
     def align(self) -> None:
         """Make a whole model equal to rank 0's. Dealt out parts are, being parts of it."""
@@ -118,6 +124,11 @@ class Dealt:
 
             self._now = (ExactSharded if self._exact else Sharded)(self.model, self._group, device=self._device)
         self._now.overlap = self._overlap
+
+    def _point(self, before: dict[str, nn.Parameter]) -> None:
+        after = dict(self.model.named_parameters(remove_duplicate=False))
+        for optimizer in self._optimizers:
+            _point_anew(optimizer, before, after)
 
     def _undeal(self, *, memory: bool) -> dict[str, nn.Parameter]:
         """Make the model an ordinary one with new parameters; returns those that it had, by name.

@@ -61,6 +61,11 @@ class Replica:
         """Sum over another group from here on."""
         self.group = group
 
+    def start(self, group: Collectives) -> None:
+        """Sum over a first group, and be equal to its rank 0's."""
+        self.group = group
+        self.align()
+
     def align(self) -> None:
         """Make parameters and buffers equal to rank 0's."""
         for tensor in [*self.model.parameters(), *self.model.buffers()]:

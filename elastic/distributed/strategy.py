@@ -59,6 +59,11 @@ class Strategy(Laid, Protocol):
     deals: bool
     """Whether parameters are dealt out where there are several ranks, so that a move leaves no values in them."""
 
+    def start(self, group: Collectives) -> None:
+        """Begin in the first world after all, having been made before it: equal to rank 0's. Every rank calls it.
+        Raises PeerLost."""
+        ...
+
     def move(self, group: Collectives) -> None:
         """Work with another group from here on, which may have another size. Every rank calls it. Raises PeerLost."""
         ...

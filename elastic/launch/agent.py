@@ -29,6 +29,7 @@ from elastic.events import (
     WorkerStarted,
     WorkerStayed,
 )
+from elastic.launch.ahead import build_ahead
 from elastic.launch.exits import Ending, Verdict, WorkerExit, cause_of, describe, fault_of, judge, staying_as
 from elastic.launch.forked import path_of
 from elastic.launch.keeping import keep, let_end
@@ -109,6 +110,7 @@ class Agent(LocalElasticAgent):
 
     def _generations(self) -> RunResult:
         report: FailureReport | None = None
+        build_ahead(self._stage, self._starter, self._worker_group.spec)
         while True:
             membership = self._join(report)
             self._start_generation(membership)
@@ -147,7 +149,7 @@ class Agent(LocalElasticAgent):
         group.master_addr = membership.store_address
         group.master_port = membership.store_port
         self._stage.export({GENERATION: str(membership.generation)})
-        self._stage.begin_generation()
+        self._stage.begin_generation(membership.generation)
         self._stage.name_workers({each.local_rank: each.global_rank for each in group.workers}, membership.generation)
         pids = self._start_workers(group)
         context = self._pcontext

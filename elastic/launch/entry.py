@@ -113,7 +113,7 @@ def _create(parameters: RendezvousParameters, *, argv: Sequence[str], environ: M
         )
         undo.pop_all()
     if ready is not None:
-        stage.use(ready)
+        stage.use(ready, ours=command.ours)
     logger.info("job %s, etcd at %s", launch.job_id, stage.handler.endpoint)
     logger.info("%s", _sharing(settings, command, nodes=range(parameters.min_nodes, parameters.max_nodes + 1)))
     put_agent_in_place(functools.partial(Agent, stage=stage))

@@ -7,7 +7,10 @@ import logging
 import os
 import threading
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
+
+from elastic.config.model import LaunchSettings
 
 logger = logging.getLogger(__name__)
 
@@ -90,3 +93,14 @@ class JournalHandler(logging.Handler):
         if record.name != __name__:
             text = record.getMessage()
             self._journal.write(time_s=record.created, ranks=(), generation=0, stream="agent", text=text)
+
+
+def open_journal(wanted: LaunchSettings, directory: Path, *, node: str, stack: ExitStack) -> Journal | None:
+    """The journal that a node keeps, its agent's own words in it until `stack` ends; None where none is wanted."""
+    if not wanted.log_bytes:
+        return None
+    journal = Journal(directory, node=node, most_bytes=wanted.log_bytes, kept=wanted.logs_kept)
+    handler, ours = JournalHandler(journal), logging.getLogger("elastic")
+    ours.addHandler(handler)
+    stack.callback(ours.removeHandler, handler)
+    return journal

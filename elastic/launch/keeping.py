@@ -73,6 +73,8 @@ def look(coordinator: Coordinator, *, step: int) -> Verdict:
 def keep(stage: Stage, workers: WorkerProcesses, *, until_s: float) -> None:
     """Workers that wait may have what nobody else has, if all leave: one saves it. `until_s` by the stage's clock."""
     step = max((stays.step for stays in stage.staying.values()), default=0)
+    if not step:
+        return  # they have not been in the run
     verdict = look(stage.coordinator, step=step)
     while verdict.duty is Duty.WAIT and not stage.signals.hurried and stage.clock.monotonic_s() < until_s:
         workers.wait(limit_s=LOOK_S)

@@ -25,7 +25,7 @@ from elastic.launch.asked import Asked
 from elastic.launch.hang import Bounds
 from elastic.launch.hang_watch import HangWatch
 from elastic.launch.interface import interface_of
-from elastic.launch.journal import Journal, JournalHandler
+from elastic.launch.journal import open_journal
 from elastic.launch.leaving import Wishes, listen
 from elastic.launch.likeness import likeness_of
 from elastic.launch.output import Output
@@ -81,6 +81,8 @@ class Stage:
         self.wake = WakePipe()
         self.ready: ReadyWorkers | None = None
         """What forks the workers; None where each is a new Python."""
+        self.build_ahead_s = 0.0
+        """How long workers may build before there is a place for them; 0: they do not."""
         self.signals = LeaveSignals(on_signal=self.wake.wake)
         self._agent = uuid.uuid4().hex
         self._words = Words(wake=self.wake.wake)
@@ -207,8 +209,10 @@ class Stage:
         listen(self._wishes, settings=self._settings, drain=self.handler.drain, stack=self._stack)
         self.signals.check()
 
-    def use(self, ready: ReadyWorkers) -> None:
-        """Have workers forked by it, and stop it with the rest."""
+    def use(self, ready: ReadyWorkers, *, ours: bool) -> None:
+        """Have workers forked by it, and stop it with the rest. `ours`: their program is the one that runs a Job."""
+        if ours and self._settings.launch.rejoin:
+            self.build_ahead_s = self._settings.launch.build_ahead_s
         ready.attach(emit=self.observer.emit, wake=self.wake, interrupted=lambda: bool(self.signals.received))
         self._stack.callback(ready.stop)
         self.ready = ready
@@ -277,9 +281,9 @@ class Stage:
         if self.ready is not None and world is not None and world.phase is Phase.FORMED:
             self.ready.wait()
 
-    def begin_generation(self) -> None:
+    def begin_generation(self, generation: int) -> None:
         """What workers said of the last one is of no interest any more, nor what was asked of them."""
-        self._words.forget()
+        self._words.forget(generation=generation)
         self.server.begin_generation()
 
     @property
@@ -307,20 +311,13 @@ class Stage:
             self._output.settle()
 
     def _open_output(self, slots: int) -> Output | None:
-        wanted = self._settings.launch
-        if not wanted.collect_output:
+        if not self._settings.launch.collect_output:
             return None
-        journal = None
-        if wanted.log_bytes:
-            directory = self._events_path.parent.with_name("logs")
-            journal = Journal(directory, node=self._node, most_bytes=wanted.log_bytes, kept=wanted.logs_kept)
-            handler = JournalHandler(journal)
-            ours = logging.getLogger("elastic")
-            ours.addHandler(handler)
-            self._stack.callback(ours.removeHandler, handler)
-        output = Output(
-            node=self._node, workers=slots, journal=journal, clock=self.clock, out=sys.stdout, err=sys.stderr
+        journal = open_journal(
+            self._settings.launch, self._events_path.parent.with_name("logs"), node=self._node, stack=self._stack
         )
+        screens = {"out": sys.stdout, "err": sys.stderr}
+        output = Output(node=self._node, workers=slots, journal=journal, clock=self.clock, **screens)
         self._stack.callback(output.stop)
         return output
 

@@ -10,6 +10,7 @@ from torch.distributed.elastic.agent.server.api import Worker, WorkerSpec
 from elastic.launch.processes import Process, kill_group
 from elastic.link import Place
 from elastic.rendezvous.membership import Membership
+from elastic.world import PLACE_TO_COME
 
 
 class Kept:
@@ -39,6 +40,15 @@ class Starter:
         """By local rank: the workers that stay. Taken out as they are given their places."""
         self.stayed: set[int] = set()
         """Local ranks whose workers are those of the generation before."""
+        self._ahead: set[int] = set()
+
+    def ahead(self, entrypoint: str, args: tuple[Any, ...], *, local_rank: int, slots: int) -> Process:
+        """Start a worker that has no place yet; it is kept for its first one."""
+        env = {"LOCAL_RANK": str(local_rank), "LOCAL_WORLD_SIZE": str(slots), PLACE_TO_COME: "1"}
+        process: Process = self._start(entrypoint, args, env, "", "", local_rank, None).proc
+        self.kept[local_rank] = process
+        self._ahead.add(local_rank)
+        return process
 
     def __call__(
         self, entrypoint: str, args: tuple[Any, ...], env: dict[str, str], stdout: str, stderr: str,
@@ -47,10 +57,13 @@ class Starter:
         """Called by torch for each place of the node."""
         self.stayed.discard(local_rank_id)
         process = self.kept.pop(local_rank_id, None)
+        ahead = local_rank_id in self._ahead
+        self._ahead.discard(local_rank_id)
         if process is not None:
-            place = Place(environ={**env, **self._extra()}, stdout=stdout or "", stderr=stderr or "")
-            if self._place(process.pid, place):
-                self.stayed.add(local_rank_id)
+            environ = {**env, **self._extra(), **({PLACE_TO_COME: ""} if ahead else {})}
+            if self._place(process.pid, Place(environ=environ, stdout=stdout or "", stderr=stderr or "")):
+                if not ahead:
+                    self.stayed.add(local_rank_id)
                 return Kept(process)
             kill_group(process.pid)
             process.wait()

@@ -16,6 +16,7 @@ class Words:
         self._wake = wake
         self._failures: dict[int, Failure] = {}
         self._staying: dict[int, Stays] = {}
+        self._generation = 0
         self._lock = threading.Lock()
 
     @property
@@ -35,13 +36,15 @@ class Words:
             self._failures[pid] = failure
 
     def stays(self, pid: int, stays: Stays) -> None:
-        """A worker is out of its generation and stays."""
+        """A worker is out of its generation and stays. Who was late to build before the present one has its place."""
         with self._lock:
-            self._staying[pid] = stays
+            if stays.generation == self._generation:
+                self._staying[pid] = stays
         self._wake()
 
-    def forget(self) -> None:
-        """What was said so far is of no interest any more."""
+    def forget(self, *, generation: int) -> None:
+        """What was said so far is of no interest any more: another generation begins."""
         with self._lock:
+            self._generation = generation
             self._failures.clear()
             self._staying.clear()

@@ -81,7 +81,7 @@ class Session:
     @property
     def world(self) -> World:
         """This worker's place in the present generation."""
-        return self._first if self._life is None else self._life.world
+        return self._first if self._life is None else self._life.known
 
     def __enter__(self) -> Self:
         """Join the group of this generation.
@@ -116,7 +116,8 @@ class Session:
         )
         if self.settings.training.threads_per_worker:
             torch.set_num_threads(self.settings.training.threads_per_worker)
-        life.enter()
+        if world.placed:
+            life.enter()
         seed_everything(self.settings.training.seed)
 
     def __exit__(
@@ -126,7 +127,7 @@ class Session:
             life = self._opened
             if error is None and life.stepping is not None:
                 life.stepping.commit_last()
-            elif isinstance(error, Exception) and self.world.size == 1 and life.course is not None:
+            elif isinstance(error, Exception) and life.world.size == 1 and life.course is not None:
                 life.manager.settle()  # with no peers to wait for, what was begun is still brought to its end
         except BaseException as failed:
             self._end(failed)
@@ -239,7 +240,7 @@ class Session:
             measure,
             # Before its steps a newcomer is alone with it: the others are under way.
             group=life.group if life.newcomers or life.stepping is not None else Alone(),
-            device=self.world.device,
+            device=life.world.device,
             batch_size=self.settings.training.micro_batch_size,
             seed=self.settings.training.seed,
             lockstep=any(each.lockstep for each in life.strategies),

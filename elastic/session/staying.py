@@ -56,7 +56,7 @@ class Staying:
 
     def wait(
         self, *, lost: bool, generation: int, step: int, text: str, environ: MutableMapping[str, str],
-        ends: Callable[[], bool] = lambda: False,
+        ends: Callable[[], bool] = lambda: False, idle: Callable[[], object] = lambda: None,
     ) -> World | None:  # fmt: skip
         """Tell the agent, and wait for the next place; None where there will be none, and what is here is to be saved.
 
@@ -65,6 +65,7 @@ class Staying:
         Args:
             environ: of this process, brought up to date with the place.
             ends: whether what is here is saved and this worker is to end: the word for it may come a moment late.
+            idle: called now and then, so that a long wait is not taken for a hang when it is over.
 
         Raises:
             Fenced: the agent is gone. Regroup: it `ends`.
@@ -76,6 +77,7 @@ class Staying:
                 raise Regroup(text)
             if link.keep_wanted:
                 return None
+            idle()
         _redirect(place.stdout, fd=1)
         _redirect(place.stderr, fd=2)
         environ.update(place.environ)

@@ -119,3 +119,15 @@ def slow(settings: Settings) -> Job:
     return Job(
         model=build_model, dataset=build_dataset, loss=patient, optimizer=lambda m: torch.optim.SGD(m.parameters())
     )
+
+
+def lags(settings: Settings) -> Job:
+    """Each micro-batch takes longer while the file TESTS_LAG-NODE is there."""
+    path = Path(f"{os.environ['TESTS_LAG']}-{os.environ['ELASTIC_NODE']}")
+
+    def lagging(model: nn.Module, batch: Any) -> torch.Tensor:
+        if path.exists():
+            threading.Event().wait(0.1)
+        return loss(model, batch)
+
+    return dataclasses.replace(job(settings), loss=lagging)

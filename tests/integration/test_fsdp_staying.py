@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from elastic.events import WorkerStarted, WorkerStayed
+from elastic.events import Restored, StepCommitted, WorkerStarted, WorkerStayed, read_records
 from elastic.local.etcd import EtcdServer
 from tests.harness.survival import cluster, durable, exact_account, run_alone
 from tests.integration.test_exact_torchrun import EXACT, assert_same_bits, assert_same_losses
-from tests.integration.test_rejoin import end, kinds, pids, recovered, tiers
+from tests.integration.test_rejoin import came_true, end, kinds, pids, recovered, tiers
 
 pytestmark = pytest.mark.integration
 
@@ -66,3 +66,29 @@ def test_survivors_deal_their_model_out_anew(tmp_path: Path, etcd: EtcdServer) -
         assert exact_account(run).steps == steps
         assert_same_losses(run, tmp_path / "alone" / "checkpoint")
         assert_same_bits(run.save_path, tmp_path / "alone" / "checkpoint")
+
+
+@pytest.mark.exhaustive
+def test_the_last_of_two_nodes_saves_the_parts_of_both_before_it_goes(tmp_path: Path, etcd: EtcdServer) -> None:
+    """It waits for another node, with the lost one's last copy in its memory."""
+    seldom = {"ELASTIC__CHECKPOINT__SAVE_INTERLEAVED_STEPS": "200"}
+    with cluster(tmp_path, etcd.endpoint, steps=300, nnodes="2:4", **FSDP2 | seldom) as run:
+        for name in ("a", "b"):
+            run.start(name)
+        run.wait_step(33, world_size=2)
+        run.nodes["a"].kill()
+        log = run.nodes["b"].log
+        came_true(lambda: "is over here" in log.read_text(), limit_s=30)
+        run.nodes["b"].signal(signal.SIGTERM)
+        assert run.wait_exit("b", limit_s=30) == 75
+        records = read_records(run.save_path / "events")
+        done = max(r.event.iteration for r in records if isinstance(r.event, StepCommitted))
+        (saved,) = [r.event.iteration for r in records if durable(r)]  # type: ignore[union-attr]
+        assert saved in (done - 1, done), "what was not copied yet was the step in flight"
+        at = run.now()
+        for name in ("c", "d"):
+            run.start(name)
+        run.wait_step(1, world_size=2, since=at)
+        assert {r.event.iteration for r in run.follower.records[at:] if isinstance(r.event, Restored)} == {saved}
+        assert [run.wait_exit(name, limit_s=60) for name in ("c", "d")] == [0, 0]
+        assert exact_account(run).steps == 300

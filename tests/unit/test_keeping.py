@@ -100,6 +100,15 @@ def test_nobody_saves_what_another_has_saved_meanwhile():
     assert (made.asked, workers.looks, workers.pids) == ([], 2, [10, 11])
 
 
+def test_workers_that_wait_for_their_first_place_have_nothing_to_keep():
+    workers = Workers()
+    made = stage(workers)
+    made.staying = {10: Stays(generation=0, lost=False, step=0, text="the job is built")}
+    made.coordinator = None  # not even the store is asked, which may be away
+    keep(made, workers, until_s=30.0)
+    assert (made.asked, workers.looks) == ([], 0)
+
+
 def test_a_second_signal_ends_the_waiting():
     workers = Workers()
     made = stage(workers, leads_after=100, hurried=True)

@@ -166,6 +166,21 @@ def test_waiting_ends_where_the_agent_wants_what_is_kept_to_be_saved():
     assert staying(Leaving()).wait(lost=False, generation=1, step=1, text="", environ={}) is None
 
 
+def test_a_long_wait_shows_that_it_is_one():
+    class Late(Agent):
+        asked = 0
+
+        def next_place(self, *, limit_s):
+            self.asked += 1
+            return self.place if self.asked == 4 else None
+
+    shown = []
+    place = Place(environ={"RANK": "0", "WORLD_SIZE": "1"})
+    told = {"lost": False, "generation": 1, "step": 1, "text": "", "environ": {}}
+    assert staying(Late(place)).wait(**told, idle=lambda: shown.append(1)).size == 1
+    assert len(shown) == 3, "or the hang watch would count the wait when it is over"
+
+
 def child():
     return subprocess.Popen(["sleep", "60"], start_new_session=True)
 
