@@ -14,8 +14,9 @@ from elastic.local.cluster import Cluster
 from elastic.local.etcd import EtcdServer
 from tests.harness.slow_build import builds
 from tests.harness.survival import cluster, durable
+from tests.harness.until import until
 from tests.integration.test_fsdp_staying import FSDP2
-from tests.integration.test_rejoin import came_true, end, kinds, pids, recovered, tiers
+from tests.integration.test_rejoin import end, kinds, pids, recovered, tiers
 
 pytestmark = [pytest.mark.integration, pytest.mark.exhaustive]
 
@@ -120,7 +121,7 @@ def test_a_spare_is_built_long_before_it_is_needed(tmp_path: Path, etcd: EtcdSer
             run.start(name)
         run.wait_step(30, world_size=2)
         run.start("c", TESTS_BUILD_S=str(BUILD_S))
-        came_true(lambda: "asking to be let in" in run.nodes["c"].log.read_text(), limit_s=60)
+        until(lambda: "asking to be let in" in run.nodes["c"].log.read_text(), what="word that it asks", limit_s=60)
         (spare,), at = run.nodes["c"].workers(), run.now()
         run.wait_step(run.wait_step(1).event.iteration + 50, world_size=2, since=at)  # type: ignore[union-attr]
         run.nodes["a"].kill()
@@ -148,7 +149,11 @@ def test_all_start_again_beside_a_world_that_looks_at_work(
         if saved:
             run.wait(durable, what="a save", limit_s=60)
         run.start("c", TESTS_BUILD_S="10")
-        came_true(lambda: "built before others make room" in run.nodes["c"].log.read_text(), limit_s=60)
+        until(
+            lambda: "built before others make room" in run.nodes["c"].log.read_text(),
+            what="word that it builds",
+            limit_s=60,
+        )
         for name in ("a", "b"):
             run.nodes[name].kill()
         at = run.now()
@@ -172,7 +177,7 @@ def test_a_node_that_is_to_leave_while_it_builds_disturbs_nobody(tmp_path: Path,
         run.wait_step(30, world_size=2)
         at = run.now()
         node = run.start("c", TESTS_BUILD_S="600")
-        came_true(lambda: bool(node.workers()), limit_s=60)
+        until(lambda: bool(node.workers()), what="a worker", limit_s=60)
         os.kill(node.pid, signal.SIGTERM)
         assert run.wait_exit("c", limit_s=30) == 75
         reached = run.wait_step(1, since=at).event.iteration  # type: ignore[union-attr]

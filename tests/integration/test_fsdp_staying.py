@@ -11,8 +11,9 @@ import pytest
 from elastic.events import Restored, StepCommitted, WorkerStarted, WorkerStayed, read_records
 from elastic.local.etcd import EtcdServer
 from tests.harness.survival import cluster, durable, exact_account, run_alone
+from tests.harness.until import until
 from tests.integration.test_exact_torchrun import EXACT, assert_same_bits, assert_same_losses
-from tests.integration.test_rejoin import came_true, end, kinds, pids, recovered, tiers
+from tests.integration.test_rejoin import end, kinds, pids, recovered, tiers
 
 pytestmark = pytest.mark.integration
 
@@ -78,7 +79,7 @@ def test_the_last_of_two_nodes_saves_the_parts_of_both_before_it_goes(tmp_path: 
         run.wait_step(33, world_size=2)
         run.nodes["a"].kill()
         log = run.nodes["b"].log
-        came_true(lambda: "is over here" in log.read_text(), limit_s=30)
+        until(lambda: "is over here" in log.read_text(), what="word of the end", limit_s=30)
         run.nodes["b"].signal(signal.SIGTERM)
         assert run.wait_exit("b", limit_s=30) == 75
         records = read_records(run.save_path / "events")

@@ -10,8 +10,8 @@ from elastic.events import Straggles, WorldFormed
 from elastic.local.cluster import Cluster
 from elastic.local.etcd import EtcdServer
 from tests.harness.survival import cluster, leave_all
+from tests.harness.until import until
 from tests.integration.test_job_wide_agents import scraped
-from tests.integration.test_rejoin import came_true
 
 pytestmark = [pytest.mark.integration, pytest.mark.exhaustive]
 
@@ -49,9 +49,9 @@ def test_the_slow_one_of_three_is_named_while_it_is_slow(tmp_path: Path, etcd: E
             assert node == slow
             assert event.own_s > 0.1 > event.others_s
             expected = {name: float(name == slow) for name in run.nodes}
-            came_true(lambda expected=expected: shown(run) == expected, limit_s=10)  # type: ignore[misc]
+            until(lambda expected=expected: shown(run) == expected, what="the gauge of a slow worker", limit_s=10)  # type: ignore[misc]
             at = run.now()
             file.unlink()
             assert told(run, slow=False, since=at)[0] == slow
-            came_true(lambda: not any(shown(run).values()), limit_s=10)
+            until(lambda: not any(shown(run).values()), what="the gauge of none", limit_s=10)
         leave_all(run)
