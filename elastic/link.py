@@ -206,8 +206,8 @@ class AgentLink:
 
     present = True
 
-    def __init__(self, path: str, *, rank: int, generation: int, pid: int) -> None:
-        """Connect. Raises Fenced when the agent is gone."""
+    def __init__(self, path: str, *, rank: int, generation: int, pid: int, secret: str = "") -> None:
+        """Connect. `secret`: by which the agent knows its workers. Raises Fenced when the agent is gone."""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._socket.connect(path)
@@ -222,7 +222,7 @@ class AgentLink:
         self._place: Place | None = None
         self._asked = 0
         self._gone = False
-        self._send({"hello": {"rank": rank, "generation": generation, "pid": pid}})
+        self._send({"hello": {"rank": rank, "generation": generation, "pid": pid, "secret": secret}})
         threading.Thread(target=self._listen, name="elastic-agent-link", daemon=True).start()
 
     @property

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 GENERATION = "ELASTIC_GENERATION"
 JOB_ID = "ELASTIC_JOB_ID"
@@ -17,6 +17,8 @@ EVENTS_PATH = "ELASTIC_EVENTS_PATH"
 LEASE_PAGE = "ELASTIC_LEASE_PAGE"
 ARENAS = "ELASTIC_ARENAS"
 WATCH = "ELASTIC_WATCH"
+AGENT_SECRET = "ELASTIC_AGENT_SECRET"
+GENERATION_SECRET = "ELASTIC_GENERATION_SECRET"
 PLACE_TO_COME = "ELASTIC_PLACE_TO_COME"
 """Set to 1 for a worker that builds its job before there is a place for it."""
 ARENAS_EACH = 4
@@ -37,6 +39,10 @@ class World:
     job_id: str = "none"
     agent_socket: str | None = None
     """Unix socket of the agent, where there is one of ours."""
+    agent_secret: str = field(default="", repr=False)
+    """By which that agent knows its workers."""
+    secret: str = field(default="", repr=False)
+    """By which the workers of this generation know each other; "": they do not."""
     lease_page: str | None = None
     """File that says how long this node's lease holds, where there is an agent of ours."""
     events_path: str | None = None
@@ -76,6 +82,8 @@ class World:
             node=node,
             job_id=environ.get(JOB_ID) or environ.get("TORCHELASTIC_RUN_ID", "none"),
             agent_socket=environ.get(AGENT_SOCKET),
+            agent_secret=environ.get(AGENT_SECRET, ""),
+            secret=environ.get(GENERATION_SECRET, ""),
             lease_page=environ.get(LEASE_PAGE),
             events_path=environ.get(EVENTS_PATH),
             arenas=tuple(each for each in environ.get(ARENAS, "").split(",") if each),

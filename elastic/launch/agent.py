@@ -43,7 +43,7 @@ from elastic.link import Control
 from elastic.rendezvous.errors import JobClosed
 from elastic.rendezvous.membership import Membership, Regroup
 from elastic.rendezvous.model import FailureReport, Phase
-from elastic.world import GENERATION
+from elastic.world import GENERATION, GENERATION_SECRET
 
 logger = logging.getLogger(__name__)
 
@@ -148,7 +148,7 @@ class Agent(LocalElasticAgent):
         group.group_world_size = membership.world.nodes
         group.master_addr = membership.store_address
         group.master_port = membership.store_port
-        self._stage.export({GENERATION: str(membership.generation)})
+        self._stage.export({GENERATION: str(membership.generation), GENERATION_SECRET: membership.world.secret})
         self._stage.begin_generation(membership.generation)
         self._stage.name_workers({each.local_rank: each.global_rank for each in group.workers}, membership.generation)
         pids = self._start_workers(group)
@@ -165,7 +165,7 @@ class Agent(LocalElasticAgent):
 
     def _told_anew(self) -> dict[str, str]:
         """What changes for a worker that stays, beside torch's own variables."""
-        return {GENERATION: os.environ[GENERATION]}
+        return {name: os.environ[name] for name in (GENERATION, GENERATION_SECRET)}
 
     def _tell_started(self, worker: Worker, process: Process) -> None:
         rank, pid = worker.global_rank, worker.id

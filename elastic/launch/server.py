@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import logging
 import os
 import selectors
@@ -9,7 +10,7 @@ import shutil
 import socket
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,8 @@ class _Peer:
     socket: socket.socket
     lines: Lines = field(default_factory=Lines)
     pid: int = 0
-    """0: it has not said hello yet."""
+    known: bool = False
+    """Whether it has said hello, with this agent's secret."""
     sending: threading.Lock = field(default_factory=threading.Lock)
     """Answers and requests come from different threads; a line must not end up inside another."""
 
@@ -44,8 +46,9 @@ class _Peer:
 class WorkerServer:
     """Listens until `stop`. The socket lies in a directory that only this user may enter."""
 
-    def __init__(self, callbacks: Callbacks) -> None:
-        self._callbacks = callbacks
+    def __init__(self, callbacks: Callbacks, *, secret: str = "") -> None:
+        """`secret`: who does not begin with it is no worker of this agent's."""
+        self._callbacks, self.secret = callbacks, secret
         self._directory = Path(tempfile.mkdtemp(prefix="elastic-agent-"))
         self.path = str(self._directory / "socket")
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -69,7 +72,7 @@ class WorkerServer:
         """Ask something of all workers; those still starting up are asked as they connect."""
         with self._lock:
             self._asked = control
-            peers = [peer for peer in self._peers.values() if peer.pid]
+            peers = [peer for peer in self._peers.values() if peer.known]
         for peer in peers:
             self._send(peer, {"control": control})
 
@@ -161,6 +164,7 @@ class WorkerServer:
         try:
             data = peer.socket.recv(65536)
             messages = peer.lines.feed(data)
+            self._know(peer, messages)
         except ConnectionResetError:
             data, messages = b"", []
         except ValueError as error:
@@ -173,6 +177,15 @@ class WorkerServer:
                 logger.exception("a message of the worker with pid %d could not be handled", peer.pid)
         if not data:
             self._hang_up(peer)
+
+    def _know(self, peer: _Peer, messages: Sequence[Any]) -> None:
+        """Raises ValueError for a stranger, who does not begin with this agent's secret."""
+        if peer.known or not messages:
+            return
+        hello = messages[0].get("hello") if isinstance(messages[0], dict) else None
+        told = hello.get("secret", "") if isinstance(hello, dict) else None
+        if not isinstance(told, str) or not hmac.compare_digest(told.encode(), self.secret.encode()):
+            raise ValueError("it does not know this agent's secret")
 
     def _hang_up(self, peer: _Peer) -> None:
         self._selector.unregister(peer.socket)
@@ -187,7 +200,7 @@ class WorkerServer:
             self._callbacks.failure(peer.pid, Failure(**message["failure"]))
         elif "hello" in message:
             with self._lock:  # together, so that `ask_all` reaches it either itself or by this, and never twice
-                peer.pid, asked = message["hello"]["pid"], self._asked
+                peer.pid, peer.known, asked = message["hello"]["pid"], True, self._asked
             if asked is not None:
                 self._send(peer, {"control": asked})
         elif "stays" in message:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import secrets
 import sys
 import uuid
 from collections.abc import Mapping
@@ -49,7 +50,7 @@ from elastic.rendezvous.membership import Membership
 from elastic.rendezvous.model import FailureReport, Phase
 from elastic.rendezvous.model import World as Agreed
 from elastic.rendezvous.speech import SPEAKS, spoken
-from elastic.world import AGENT_SOCKET, ARENAS, ARENAS_EACH, EVENTS_PATH, JOB_ID, LEASE_PAGE, NODE, WATCH
+from elastic.world import AGENT_SECRET, AGENT_SOCKET, ARENAS, ARENAS_EACH, EVENTS_PATH, JOB_ID, LEASE_PAGE, NODE, WATCH
 
 logger = logging.getLogger(__name__)
 
@@ -181,7 +182,8 @@ class Stage:
                 failure=self._words.fails,
                 ask=Asked(self.coordinator, tenure=self._tenure, clock=self.clock).answer,
                 stays=self._words.stays,
-            )
+            ),
+            secret=secrets.token_hex(),
         )
         self._stack.callback(self.server.stop)
         self.export(
@@ -189,6 +191,7 @@ class Stage:
                 NODE: self._node,
                 JOB_ID: self.handler.get_run_id(),
                 AGENT_SOCKET: self.server.path,
+                AGENT_SECRET: self.server.secret,
                 EVENTS_PATH: str(self._events_path),
                 AGENT_PID: str(os.getpid()),
                 SPEAKS: spoken(torch.__version__),

@@ -7,9 +7,11 @@ has been replaced without knowing it changes nothing.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
+import secrets
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from elastic.clock import Clock
 from elastic.errors import StoreError
@@ -42,7 +44,12 @@ _GATHER = 9
 class Leader:
     """One agent's term after another. `lead` is run by the election's thread."""
 
-    def __init__(self, store: KeyValueStore, *, keys: Keys, limits: Limits, clock: Clock, emit: Emit) -> None:
+    def __init__(
+        self, store: KeyValueStore, *, keys: Keys, limits: Limits, clock: Clock, emit: Emit,
+        draw: Callable[[], str] = secrets.token_hex,
+    ) -> None:  # fmt: skip
+        """`draw`: makes the secret of a generation."""
+        self._draw = draw
         self._store, self._keys, self._limits, self._clock = store, keys, limits, clock
         self._emit = emit
         self._stopping = False
@@ -141,7 +148,7 @@ class Leader:
             return True
         world, parts = verdict.world, dict[int, str]()
         if isinstance(verdict, Form):
-            world, parts = lay_apart(world, before=view.world)
+            world, parts = lay_apart(dataclasses.replace(world, secret=self._draw()), before=view.world)
             self.whole.know(world)
         formed, closed = world.token if isinstance(verdict, Form) else None, isinstance(verdict, Close)
         done = self._store.transact(

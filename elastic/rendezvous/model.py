@@ -10,7 +10,7 @@ import json
 import re
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from elastic.events import Cause, Outcome
@@ -225,6 +225,8 @@ class World:
     """What its members had in common when it was formed; "": nothing that matters."""
     speaks: str = ""
     launch: str = ""
+    secret: str = field(default="", repr=False)
+    """By which its workers know each other (distributed/proving.py): drawn by the leader as this was formed."""
 
     @property
     def nodes(self) -> int:

@@ -14,7 +14,13 @@ def connect(world: World) -> Link:
     """The line to the agent; where there is none of ours, one that leads nowhere. Raises Fenced when it is gone."""
     if world.agent_socket is None:
         return NoLink()
-    return AgentLink(world.agent_socket, rank=world.rank, generation=world.generation, pid=os.getpid())
+    return AgentLink(
+        world.agent_socket,
+        rank=world.rank,
+        generation=world.generation,
+        pid=os.getpid(),
+        secret=world.agent_secret,
+    )
 
 
 def check_same_root(world: World, save_path: str) -> None:

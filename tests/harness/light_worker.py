@@ -25,7 +25,9 @@ STEP_S = 0.2
 def main() -> int:
     die_with_agent(os.environ)
     world = World.from_environ(os.environ)
-    link = AgentLink(world.agent_socket, rank=world.rank, generation=world.generation, pid=os.getpid())
+    link = AgentLink(
+        world.agent_socket, rank=world.rank, generation=world.generation, pid=os.getpid(), secret=world.agent_secret
+    )
     odds, finish = float(os.environ["ODDS"]), Path(os.environ["FINISH"])
     events = EventFile(Path(world.events_path))
     iteration = 1000 * world.generation
