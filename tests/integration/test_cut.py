@@ -80,6 +80,7 @@ def same(found):
     return len({(words["sockets"], words["threads"]) for words in found}) == 1
 
 
+@pytest.mark.exhaustive
 def test_twenty_groups_in_one_process_leave_nothing_behind():
     with ranks("sum", 2) as made:
         found = []

@@ -115,6 +115,7 @@ def test_a_mistake_is_no_lost_peer(tmp_path):
         assert found["error"] not in (None, "PeerLost"), found
 
 
+@pytest.mark.exhaustive
 def test_a_peer_that_never_comes_is_a_lost_peer(tmp_path):
     (found,) = results(start("lonely", 2, tmp_path, ranks=[0]))
     assert found["error"] == "PeerLost"

@@ -53,6 +53,7 @@ def logs(run):
     return "\n".join(node.log.read_text()[-3000:] for node in run.nodes.values())
 
 
+@pytest.mark.exhaustive
 def test_own_loop_and_job_on_two_nodes_are_the_same(tmp_path, etcd):
     losses = []
     for script, environ in (("jobs/own_loop.py", {}), ("elastic/worker.py", SENTIMENT)):
@@ -112,6 +113,7 @@ def job_id(run):
     return found
 
 
+@pytest.mark.exhaustive
 def test_without_an_endpoint_etcd_is_looked_for_where_it_is_by_default(tmp_path):
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("ETCD", "ELASTIC"))}
     command = [str(Path(sys.executable).with_name("torchrun")), "--nnodes=1:4", "--rdzv_backend=etcd"]

@@ -52,6 +52,7 @@ def test_processes_ignore_the_signals_that_the_trainer_decides_on():
     assert not process.is_alive()
 
 
+@pytest.mark.exhaustive
 def test_a_process_stuck_in_an_item_is_ended_by_force():
     dataset = Stuck(LENGTH)
     carrier = Carrier(
