@@ -1,6 +1,10 @@
-"""Events: the one vocabulary of what happened. `kinds` says what there is, `records` how it is written and read."""
+"""Events: the one vocabulary of what happened.
+
+`kinds` says what there is, `records` how it is encoded and read, `files` how it is written.
+"""
 
 from elastic.events.causes import Cause, Direction, Outcome
+from elastic.events.files import EventFile
 from elastic.events.kinds import (
     AgentStarted,
     CheckpointFailed,
@@ -33,7 +37,7 @@ from elastic.events.kinds import (
     WorkerStayed,
     WorldFormed,
 )
-from elastic.events.records import EVENT_TYPES, EventFile, Record, decode, encode, few_of, merged_records, read_records
+from elastic.events.records import EVENT_TYPES, Record, decode, encode, few_of, merged_records, read_records
 from elastic.events.wishes import WishHeard
 
 __all__ = [

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import heapq
 import json
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -91,26 +90,6 @@ _REQUIRED: dict[type[Event], tuple[str, ...]] = {
     cls: tuple(field.name for field in dataclasses.fields(cls) if field.default is dataclasses.MISSING)
     for cls in EVENT_TYPES.values()
 }
-
-
-class EventFile:
-    """Appends records to one file. Each record is one `write`, so that lines of several processes never mix."""
-
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-
-    def append(self, record: Record) -> None:
-        """Write one record. It outlives this process; it is not forced to disk."""
-        self.append_encoded(encode(record))
-
-    def append_encoded(self, line: str) -> None:
-        """The same of what `encode` gave."""
-        os.write(self._fd, (line + "\n").encode())
-
-    def close(self) -> None:
-        """Close the file; further appends fail."""
-        os.close(self._fd)
 
 
 def read_records(directory: Path, *, on_unreadable: Callable[[str], None] | None = None) -> list[Record]:

@@ -25,7 +25,7 @@ MEASURE = """<!doctype html><iframe src="report.html" style="width:{width}px;hei
   const sizes = [...page.querySelectorAll("p, dd, dt, td, th, a, summary, li, span")].filter(e => e.textContent.trim())
     .map(e => parseFloat(getComputedStyle(e).fontSize));
   const wanted = [...page.querySelectorAll("a, summary, [tabindex]")];
-  const reached = wanted.filter(e => {{ e.focus(); return page.activeElement === e; }});
+  const reached = wanted.filter(e => {{ e.focus(); return e.tabIndex >= 0 && page.activeElement === e; }});
   document.title = JSON.stringify([root.scrollWidth, Math.min(...sizes), wanted.length, reached.length,
     getComputedStyle(page.body).backgroundColor]);
   console.info("it was measured");
