@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -15,13 +17,13 @@ _TOOLS = ("mkfs.ext4", "mount", "umount", "fsfreeze")
 
 
 class LoopDisk:
-    """ext4 on a loop device, mounted at `path` while this is entered. Thawed at the end, whatever happens."""
+    """ext4 on a loop device, mounted at `path` while this is entered."""
 
     def __init__(self, directory: Path, *, size_bytes: int = 256 << 20) -> None:
         if os.geteuid() != 0 or not all(shutil.which(tool) for tool in _TOOLS):
             pytest.skip(f"needs root and {', '.join(_TOOLS)}")
         self.path, self._image = directory / "disk", directory / "disk.image"
-        self._size_bytes, self._frozen = size_bytes, False
+        self._size_bytes = size_bytes
 
     def __enter__(self) -> Self:
         self.path.mkdir()
@@ -37,17 +39,14 @@ class LoopDisk:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.thaw()
         subprocess.run(["umount", str(self.path)], check=True)
         self._image.unlink()
 
-    def freeze(self) -> None:
-        """From here on nothing is written to it."""
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Nothing is written to it meanwhile. Thawed first of all where a test fails: who writes cannot be killed."""
         subprocess.run(["fsfreeze", "--freeze", str(self.path)], check=True)
-        self._frozen = True
-
-    def thaw(self) -> None:
-        """All that waits goes on."""
-        if self._frozen:
+        try:
+            yield
+        finally:
             subprocess.run(["fsfreeze", "--unfreeze", str(self.path)], check=True)
-        self._frozen = False
