@@ -12,6 +12,7 @@ import pytest
 from elastic.events import Recovered
 from elastic.local.etcd import EtcdServer
 from tests.harness.survival import cluster, leave_all
+from tests.harness.until import of, until
 
 pytestmark = [pytest.mark.integration, pytest.mark.exhaustive]
 
@@ -53,6 +54,12 @@ def test_who_said_what(tmp_path: Path, etcd: EtcdServer, ready: str) -> None:
         for name in ("a", "b"):
             run.start(name)
         run.wait_step(10, world_size=4)
+        logs = [node.log for node in run.nodes.values()]
+        for rank, log in enumerate((logs[0], logs[0], logs[1], logs[1])):
+            words = f"r{rank}] worker {rank} speaks\n"  # what they print goes its own way, beside their events
+            until(lambda log=log, words=words: words in log.read_text(), what=words, news=of(run.follower))  # type: ignore[misc]
+        for log in logs:
+            until(lambda log=log: "all say this" in log.read_text(), what="the common line", news=of(run.follower))  # type: ignore[misc]
         first = {name: run.nodes[name].log.read_text() for name in ("a", "b")}
         at = run.now()
         run.nodes["a"].kill()  # rank 0 and 1: b's workers stay, and are 0 and 1 from now on
