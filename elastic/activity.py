@@ -9,7 +9,6 @@ from __future__ import annotations
 import enum
 import mmap
 import os
-import struct
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -66,9 +65,11 @@ class Seen:
     """By the number of what was done."""
 
 
-_HEAD = struct.Struct("<qqq")  # pid, doing, since (ns)
-_ROW = struct.Struct("<qqq")  # count, longest (ns), total (ns)
-SIZE_BYTES = _HEAD.size + len(Doing) * _ROW.size
+_PID, _DOING, _SINCE = range(3)  # since: ns
+_COUNT, _LONGEST, _TOTAL = range(3)  # ns; of each row
+_ROW = 3
+_WORD_BYTES = 8
+SIZE_BYTES = _WORD_BYTES * _ROW * (1 + len(Doing))
 _NS = 1_000_000_000
 _FADING = 0.9
 
@@ -119,11 +120,16 @@ class Activity:
 
 
 class ActivityPage:
-    """The bytes of one worker, written by that worker alone."""
+    """The words of one worker, written by that worker alone, each in one store: a reader sees it before or after.
+
+    `struct.pack_into` would not do: it clears the bytes first, and whoever looks then sees a worker that has done the
+    same since the machine was started.
+    """
 
     def __init__(self, fd: int) -> None:
         """Map a file of SIZE_BYTES."""
         self._bytes = mmap.mmap(fd, SIZE_BYTES)
+        self._words = memoryview(self._bytes).cast("q")
 
     @classmethod
     def open(cls, path: str) -> ActivityPage:
@@ -137,30 +143,40 @@ class ActivityPage:
     @property
     def doing(self) -> Doing:
         """What is being done now."""
-        return Doing(_HEAD.unpack_from(self._bytes)[1])
+        return Doing(self._words[_DOING])
 
     def total_s(self, doing: Doing) -> float:
         """How long this was done in all."""
-        return float(_ROW.unpack_from(self._bytes, _HEAD.size + doing * _ROW.size)[2]) / _NS
+        return self._words[_row(doing) + _TOTAL] / _NS
 
     def begin(self, doing: Doing, *, pid: int, now_s: float) -> None:
         """Something else is done from now on."""
-        now = int(now_s * _NS)
-        owner, before, since = _HEAD.unpack_from(self._bytes)
-        if owner == pid:
-            place = _HEAD.size + before * _ROW.size
-            count, longest, total = _ROW.unpack_from(self._bytes, place)
-            took = now - since
-            _ROW.pack_into(self._bytes, place, count + 1, max(took, int(_FADING * longest)), total + took)
-        _HEAD.pack_into(self._bytes, 0, pid, doing, now)
+        now, words = int(now_s * _NS), self._words
+        if words[_PID] == pid:
+            row, took = _row(words[_DOING]), now - words[_SINCE]
+            words[row + _LONGEST] = max(took, int(_FADING * words[row + _LONGEST]))
+            words[row + _TOTAL] += took
+            words[row + _COUNT] += 1
+        # The moment first: whoever looks in between takes the old thing for younger than it is.
+        words[_SINCE] = now
+        words[_DOING] = doing
+        words[_PID] = pid
 
     def seen(self) -> Seen:
         """What it says now."""
-        pid, doing, since = _HEAD.unpack_from(self._bytes)
-        rows = (_ROW.unpack_from(self._bytes, _HEAD.size + each * _ROW.size) for each in Doing)
+        words = self._words
+        rows = (words[_row(each) : _row(each) + _ROW] for each in Doing)
         times = tuple(Times(count=n, longest_s=longest / _NS, total_s=total / _NS) for n, longest, total in rows)
-        return Seen(pid=pid, doing=Doing(doing), since_s=since / _NS, times=times)
+        # The moment last, for the same reason.
+        pid, doing = words[_PID], Doing(words[_DOING])
+        return Seen(pid=pid, doing=doing, since_s=words[_SINCE] / _NS, times=times)
 
     def close(self) -> None:
         """Unmap it."""
+        self._words.release()
         self._bytes.close()
+
+
+def _row(doing: int) -> int:
+    """Where the row of what is done begins; the first one is the head."""
+    return _ROW * (1 + doing)

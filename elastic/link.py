@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import json
+import os
 import socket
 import threading
 from collections.abc import Callable, Mapping
@@ -222,6 +223,7 @@ class AgentLink:
         self._place: Place | None = None
         self._asked = 0
         self._gone = False
+        self._owner = os.getpid()
         self._send({"hello": {"rank": rank, "generation": generation, "pid": pid, "secret": secret}})
         threading.Thread(target=self._listen, name="elastic-agent-link", daemon=True).start()
 
@@ -279,15 +281,23 @@ class AgentLink:
 
     def close(self) -> None:
         # Ends the wait of the thread that listens, which closing alone would not.
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+        if not self._forked:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
+
+    @property
+    def _forked(self) -> bool:
+        """Whether this is a child that the user's code forked: the line is its parent's, and ends with that one."""
+        return os.getpid() != self._owner
 
     def _check(self) -> None:
         if self._gone:
             raise Fenced(_GONE)
 
     def _send(self, message: Mapping[str, Any]) -> None:
+        if self._forked:
+            return
         # A dead agent is found out where it matters, by ask() and by the death signal, not by losing an event.
         with self._sending, contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._socket.sendall(pack(message))

@@ -23,6 +23,8 @@ BEAT_S = 5.0
 """How often a launch gives a sign of life."""
 SILENT_S = 30.0
 """A launch whose mark has not changed for so long is over; one whose mark still changes after so long is at work."""
+UNREADABLE = "(unreadable)"
+"""The launch of a mark that is damaged: nobody's, so that it takes nothing from a launch at work."""
 _POLL_S = 1.0
 
 
@@ -115,7 +117,7 @@ def read_mark(root: str, *, storage: Storage) -> Mark | None:
             over=take(plain, "over", bool, what=LAUNCH),
         )
     except ValueError:
-        return Mark(launch="(unreadable)", agent="", beat=zlib.crc32(data))
+        return Mark(launch=UNREADABLE, agent="", beat=zlib.crc32(data))
 
 
 def write_mark(root: str, mark: Mark, *, storage: Storage) -> None:

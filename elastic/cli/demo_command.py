@@ -42,7 +42,7 @@ def run(args: argparse.Namespace, rest: Sequence[str]) -> ExitCode:
 @contextlib.contextmanager
 def _ended_in_order() -> Iterator[None]:
     """A signal ends etcd and the nodes too: they have sessions of their own, and hear of nothing by themselves."""
-    ending = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+    ending = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
     before = {number: signal.getsignal(number) for number in ending}
 
     def end(number: int, _: object) -> NoReturn:

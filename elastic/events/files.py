@@ -61,7 +61,8 @@ class EventFile:
         self._lock = threading.Lock()
         self._waiting_bytes = 0
         self._behind = False
-        self._closed = False
+        self._closed = self._torn = False
+        self._owner = os.getpid()
         self._thread = threading.Thread(target=self._run, name="elastic-events", daemon=True)
         self._thread.start()
 
@@ -75,6 +76,9 @@ class EventFile:
         Raises:
             OSError: the disk refused it, or has not taken anything for so long that no more can wait.
         """
+        if os.getpid() != self._owner:  # in a child that the user's code forked there is no thread
+            os.write(self._fd, (line + "\n").encode())
+            return
         entry = _Line(data=(line + "\n").encode())
         entry.written.acquire()
         with self._lock:
@@ -84,7 +88,7 @@ class EventFile:
                 raise OSError(errno.ENOBUFS, "the disk takes nothing, and no more can wait in memory", str(self._path))
             self._waiting_bytes += len(entry.data)
             behind = self._behind
-        self._lines.put(entry)
+            self._lines.put(entry)
         if behind or not entry.written.acquire(timeout=self._patience_s):
             self._leave(entry)
         elif entry.refused is not None:
@@ -115,7 +119,7 @@ class EventFile:
     def _run(self) -> None:
         while (entry := self._lines.get()) is not None:
             try:
-                self._write(self._fd, entry.data)
+                self._put(entry.data)
             except OSError as error:
                 entry.refused = error
             with self._lock:
@@ -128,3 +132,17 @@ class EventFile:
             if back:
                 logger.warning("%s: the disk takes events again; none that waited is left", self._path)
         os.close(self._fd)
+
+    def _put(self, data: bytes) -> None:
+        """Write a line. What a full disk took of one becomes a line of its own, for readers to pass over."""
+        if self._torn:
+            data = b"\n" + data
+        done = self._write(self._fd, data)
+        self._torn = self._torn and not done
+        while done < len(data):
+            self._torn = True
+            more = self._write(self._fd, data[done:])
+            if not more:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
+            done += more
+        self._torn = False

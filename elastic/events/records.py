@@ -135,6 +135,9 @@ def _records_of(path: Path, on_unreadable: Callable[[str], None], *, few_steps: 
 
 def _lines_of(path: Path, on_unreadable: Callable[[str], None]) -> Iterator[tuple[int, str]]:
     """Whole lines with their numbers."""
+    if path.exists() and not path.is_file():
+        on_unreadable(f"{path}: no file")
+        return
     try:
         with path.open(errors="replace") as file:
             for number, line in enumerate(file, start=1):

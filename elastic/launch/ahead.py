@@ -67,6 +67,9 @@ def judge(found: Situation) -> Verdict:
     if found.failed is not None:
         if found.failed.exit_code == ExitCode.USAGE:
             return Verdict(step=Step.GO, reason=found.failed.text)
+        if found.failed.exit_code == ExitCode.DONE:
+            reason = "the job ended with exit code 0 while it was built; here it would be taken for done"
+            return Verdict(step=Step.GO, reason=reason)
         return Verdict(step=Step.AFRESH, reason=found.failed.text.strip().rpartition("\n")[2])
     if found.built >= found.workers:
         return Verdict(step=Step.ASK, reason=f"the job is built, in {found.spent_s:.1f} s")

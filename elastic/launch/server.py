@@ -167,7 +167,7 @@ class WorkerServer:
             self._know(peer, messages)
         except ConnectionResetError:
             data, messages = b"", []
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             logger.warning("the worker with pid %d sent what is no message (%s); hanging up", peer.pid, error)
             data, messages = b"", []
         for message in messages:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from elastic.checkpoint.launches import BEAT_S, Mark, await_turn, read_mark, write_mark
+from elastic.checkpoint.launches import BEAT_S, UNREADABLE, Mark, await_turn, read_mark, write_mark
 from elastic.checkpoint.locating import local_dir, storage_for
 from elastic.checkpoint.root import claim, named_launch
 from elastic.checkpoint.seams import refuse_locked
@@ -154,7 +154,9 @@ class Tenure:
             self._look(mark)
             if self._taken or not (self._leads() or (mark is not None and mark.agent == self._agent)):
                 return
-            if mark is not None and mark.launch != self._launch:
+            if mark is not None and mark.launch == UNREADABLE and self._beat:
+                logger.warning("the mark of this launch in %s could not be read, and is written anew", self._root)
+            elif mark is not None and mark.launch != self._launch:
                 self._emit(Notice(text=f"launch {self._launch!r} goes on where {mark.launch!r} was"))
             self._beat += 1
             write_mark(self._root, self._mark(), storage=self._storage)
@@ -167,7 +169,7 @@ class Tenure:
             self._silent = True
 
     def _look(self, mark: Mark | None) -> None:
-        if mark is None or mark.launch == self._launch or mark == self._found or self._taken:
+        if mark is None or mark.launch in (self._launch, UNREADABLE) or mark == self._found or self._taken:
             return
         self._taken = (
             f"the run in {self._root} is in the hands of launch {mark.launch!r} by now; this is {self._launch!r}"

@@ -73,7 +73,7 @@ def _node(node: NodeStatus, status: Status) -> str:
 def _recovery(seen: RecoverySeen, status: Status) -> str:
     ago = duration(max(0.0, status.now_s - seen.at_s))
     again = f"{seen.lost_steps} steps again"
-    return f"generation {seen.generation}: {seen.cause}, {seen.seconds:.2f} s by {seen.path}, {again}, {ago} ago"
+    return f"generation {seen.generation}: {seen.cause}, {seen.seconds:.2f} s by {plain(seen.path)}, {again}, {ago} ago"
 
 
 def node_rows(status: Status) -> list[tuple[str, str, str, str, str]]:

@@ -23,7 +23,9 @@ def command_of(pid: int) -> bytes:
     return b""
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT], ids=lambda each: each.name)
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT], ids=lambda each: each.name
+)
 def test_a_signal_ends_all_that_it_started(number: signal.Signals, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "elastic", "demo", "--directory", str(tmp_path)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as demo:

@@ -48,6 +48,7 @@ AT_FIRST = Situation(workers=2, built=1, failed=None, world=world(), rests_s=0.0
         ({"failed": failure(1, "Traceback …\nKeyError: 'RANK'"), "built": 2}, Step.AFRESH),
         ({"failed": failure(111, "the job asked for its world's rank"), "built": 2}, Step.AFRESH),
         ({"failed": failure(64, "there is no module 'x'")}, Step.GO),
+        ({"failed": failure(0, "a worker ended with exit code 0")}, Step.GO),
         ({"world": world(Phase.OPEN), "rests_s": AT_REST_S / 2}, Step.WAIT),
         ({"world": world(Phase.OPEN), "rests_s": AT_REST_S}, Step.ASK),
         ({"world": world(Phase.OPEN, planned=True), "rests_s": AT_REST_S}, Step.WAIT),

@@ -103,6 +103,38 @@ def test_what_a_disk_refuses_is_told_to_who_wrote_it_or_later(file, disk, caplog
     assert lines(file) == ["taken"]
 
 
+def test_a_line_that_a_full_disk_cut_short_takes_no_other_with_it(tmp_path):
+    """As `write` does it: it takes what there is room for, and refuses the rest."""
+    room = [8]
+
+    def write(fd, data):
+        taken = data[: room[0]]
+        room[0] -= len(taken)
+        if not taken:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return os.write(fd, taken)
+
+    file = EventFile(tmp_path / "n.jsonl", write=write)
+    with pytest.raises(OSError, match="No space left"):
+        file.append_encoded("cut short")
+    with pytest.raises(OSError, match="No space left"):
+        file.append_encoded("not begun")
+    room[0] = 1000
+    file.append_encoded("whole")
+    file.append_encoded("whole, too")
+    file.close()
+    assert lines(file) == ["cut shor", "whole", "whole, too"]
+
+
+def test_a_child_that_the_users_code_forks_writes_for_itself(file):
+    file.append_encoded("parent")
+    if (child := os.fork()) == 0:
+        file.append_encoded("child")
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert lines(file) == ["parent", "child"]
+
+
 def test_memory_for_what_waits_has_a_limit(file, disk):
     disk.runs.clear()
     for _ in range(9):

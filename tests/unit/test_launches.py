@@ -180,6 +180,18 @@ def test_taking_over_is_an_event_and_puts_an_end_to_who_was_asleep(job):
     assert job.mark().launch == "new"
 
 
+def test_a_mark_that_is_damaged_takes_nothing_from_who_is_at_work(job, tmp_path, caplog):
+    held = job.tenure("x", "a")
+    held.beat()
+    (tmp_path / LAUNCH).write_text("garbage")
+    assert held.lost() == ""
+    held.beat()
+    held.check()
+    assert job.mark() == Mark(launch="x", agent="a", beat=2)
+    assert "could not be read, and is written anew" in caplog.text
+    assert job.woken == 0
+
+
 def test_nothing_of_who_was_asleep_is_published_before_it_has_looked(job):
     sleeper = job.tenure("old", "a")
     sleeper.beat()

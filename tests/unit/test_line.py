@@ -133,24 +133,6 @@ def test_garbage_hangs_up_on_its_sender_only(agent, caplog):
     link.close()
 
 
-@pytest.mark.parametrize(
-    "first",
-    [{"hello": {"rank": 0, "generation": 1, "pid": 7}}, {"event": "x"}, {"hello": {"secret": 5}}, {"hello": 1}, [5], 7],
-)
-def test_who_does_not_begin_with_the_secret_is_no_worker(agent, caplog, first):
-    agent.server.secret = "drawn"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
-        stranger.connect(agent.server.path)
-        stranger.sendall(pack(first) + pack({"event": "y"}) + pack({"ask": "commit", "id": 1, "value": None}))
-        assert stranger.recv(1) == b""
-    assert "does not know this agent's secret" in caplog.text
-    assert "drawn" not in caplog.text
-    assert (agent.events, agent.asked) == ([], [])
-    link = agent.link()
-    assert link.ask("record").granted
-    link.close()
-
-
 def test_regroup_reaches_those_connected_and_those_still_to_come(agent):
     early = agent.link(pid=1)
     assert not early.regroup_wanted()
