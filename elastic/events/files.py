@@ -137,12 +137,10 @@ class EventFile:
         """Write a line. What a full disk took of one becomes a line of its own, for readers to pass over."""
         if self._torn:
             data = b"\n" + data
-        done = self._write(self._fd, data)
-        self._torn = self._torn and not done
+        done = 0
         while done < len(data):
-            self._torn = True
-            more = self._write(self._fd, data[done:])
-            if not more:
+            taken = self._write(self._fd, data[done:])
+            if not taken:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
-            done += more
-        self._torn = False
+            done += taken
+            self._torn = done < len(data)
