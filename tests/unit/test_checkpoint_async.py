@@ -14,6 +14,7 @@ from elastic.checkpoint.seams import CommitVerdict
 from elastic.checkpoint.storage import PosixStorage
 from elastic.clock import SYSTEM_CLOCK, ManualClock
 from elastic.errors import Fenced, UsageError
+from tests.harness import until as wait
 from tests.harness.checkpoints import Bench, make_run, meta, same
 from tests.harness.faulty_storage import Died, Fault, FaultyStorage
 from tests.harness.ranks import run_ranks
@@ -37,10 +38,7 @@ class Gate(PosixStorage):
 
 def until(done: Callable[[], bool]) -> None:
     """Wait for another thread's work; there is nothing that it could tell it by."""
-    limit_s = SYSTEM_CLOCK.monotonic_s() + LIMIT_S
-    while not done():
-        assert SYSTEM_CLOCK.monotonic_s() < limit_s
-        SYSTEM_CLOCK.sleep(0.002)
+    wait.until(done, what="another thread's work", limit_s=LIMIT_S, look_s=0.002)
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,6 @@ import json
 import os
 import socket
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from elastic.errors import Fenced
 from elastic.launch.server import Callbacks, WorkerServer
 from elastic.link import AgentLink, Answer, Control, Failure, Lines, NoLink, Place, Stays, pack
+from tests.harness import until as wait
 
 LIMIT_S = 10.0
 FAILURE = Failure(exit_code=1, step=7, signature="abc", text="Traceback …\nZeroDivisionError: ü")
@@ -53,10 +53,7 @@ def agent():
 
 def until(condition):
     """Wait for what another thread brings about."""
-    deadline_s = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline_s, "it did not happen"
-        time.sleep(0.001)
+    wait.until(condition, what="what another thread does", limit_s=LIMIT_S, look_s=0.001)
 
 
 def test_events_and_last_words_are_heard_out_after_the_worker_has_gone(agent):
