@@ -59,11 +59,11 @@ class StockNodes:
 
     def __init__(self, run: StockRun) -> None:
         self._run = run
-        self.nodes: Mapping[str, StockNode] = {}
+        self.nodes: dict[str, StockNode] = {}
 
     def start(self, name: str) -> None:
         """One more."""
-        self.nodes = {**self.nodes, name: StockNode(self._run.start())}
+        self.nodes[name] = StockNode(self._run.start())
 
 
 class StockField(Field):
