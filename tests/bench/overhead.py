@@ -1,11 +1,12 @@
 """`make bench-overhead`: what the whole system costs beside a bare DDP loop on the same model, in turns.
 
 Ours: torchrun with the etcd rendezvous, our agent, exporter, events, data account, loader, and a copy of the state in
-memory each few steps. The peer: a bare DDP loop under `torchrun --standalone`. One node of two workers each. Seconds
-and CPU seconds (of torchrun and everything below it) are taken between two steps of each run, the first one behind two
-copies in memory: these alone touch their pages for the first time, once in a job. Then both step in turns in the same
-processes, which tells more finely what a worker does more, and what the agent takes beside it. `--quick` is for the
-test suite: few steps, no judgement of times.
+memory each few steps. The peer: a bare DDP loop under `torchrun --standalone`. One node of two workers each. A pair is
+one run of each, both at once: while one steps, the other one's workers stand at a gate, so that whatever the machine
+does hits both alike (runs one after the other differ by more than what is measured). Seconds and CPU seconds (of
+torchrun and everything below it) are those of the turns, from behind two copies in memory on: these alone touch their
+pages for the first time, once in a job. Then both step in turns in the same processes, which tells what a worker does
+more, and what the agent takes beside it. `--quick` is for the test suite: few steps, no judgement of times.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ from statistics import median
 from elastic.events import RunFinished, StepCommitted, read_records
 from elastic.local.etcd import EtcdServer
 from elastic.local.node import ROOT
+from tests.bench.overhead_cost import Cost
+from tests.bench.overhead_gate import LIMIT_S, Training
 from tests.bench.table import Row, show
 
-LIMIT_S = 300.0
 TORCHRUN = Path(sys.executable).with_name("torchrun")
 SIZES = {
     "full": {},
@@ -35,22 +37,20 @@ SIZES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cost:
-    """Of one step, in seconds."""
-
-    wall_s: float
-    cpu_s: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class Plan:
     """What both sides run."""
 
     size: str
     warm_steps: int
-    steps: int
+    turn_steps: int
+    turns: int
     numerics: str
     memory_every: int
+
+    @property
+    def steps(self) -> int:
+        """Of a whole run; one more than is measured, since the last gate stands before its end."""
+        return self.warm_steps + self.turn_steps * self.turns + 1
 
     def environ(self, place: Path) -> dict[str, str]:
         """The settings of both sides."""
@@ -59,34 +59,12 @@ class Plan:
             **SIZES[self.size],
             "PYTHONPATH": str(ROOT),
             "OMP_NUM_THREADS": "1",
-            "MARKS": str(place / "marks"),
-            "MARK_STEPS": f"{self.warm_steps},{self.warm_steps + self.steps}",
-            "ELASTIC__TRAINING__STEPS": str(self.warm_steps + self.steps),
+            "MARK_STEPS": ",".join(str(self.warm_steps + self.turn_steps * turn) for turn in range(self.turns + 1)),
+            "ELASTIC__TRAINING__STEPS": str(self.steps),
             "ELASTIC__TRAINING__NUMERICS": self.numerics,
             "ELASTIC__CHECKPOINT__MEMORY_EVERY_STEPS": str(self.memory_every),
             "ELASTIC__CHECKPOINT__SAVE_PATH": str(place / "checkpoint"),
         }
-
-
-def launch(command: Sequence[str], place: Path, plan: Plan, **environ: str) -> str:
-    """Run one side to its end; what it wrote as its marks."""
-    place.mkdir()
-    with (place / "log").open("wb") as log:
-        done = subprocess.run(
-            [str(TORCHRUN), *command], cwd=ROOT, env={**plan.environ(place), **environ}, stdout=log, stderr=log,
-            timeout=LIMIT_S, check=False,
-        )  # fmt: skip
-    if done.returncode:
-        raise RuntimeError(f"{command} ended with {done.returncode}:\n{(place / 'log').read_text()[-3000:]}")
-    return (place / "marks").read_text()
-
-
-def cost(command: Sequence[str], place: Path, plan: Plan, **environ: str) -> Cost:
-    """Run one side and take the difference of its two marks."""
-    first, last = (json.loads(line) for line in launch(command, place, plan, **environ).splitlines())
-    steps = last["step"] - first["step"]
-    assert steps == plan.steps
-    return Cost(wall_s=(last["wall_s"] - first["wall_s"]) / steps, cpu_s=(last["cpu_s"] - first["cpu_s"]) / steps)
 
 
 def elastic_options(place: Path) -> list[str]:
@@ -94,31 +72,52 @@ def elastic_options(place: Path) -> list[str]:
     return ["--nnodes=1:1", "--nproc-per-node=2", "--rdzv_backend=etcd", f"--rdzv-id={place.name}"]
 
 
-def ours(endpoint: str, place: Path, plan: Plan) -> Cost:
-    """The whole system; checks that it did what it says."""
-    found = cost(
-        [*elastic_options(place), "elastic/worker.py"],
-        place, plan, ETCD_ENDPOINTS=endpoint, ELASTIC__JOB__TARGET="tests.bench.overhead_job:job",
-    )  # fmt: skip
-    records = [record.event for record in read_records(place / "checkpoint" / "events")]
-    assert len([event for event in records if isinstance(event, StepCommitted)]) == 2 * (plan.warm_steps + plan.steps)
-    assert len([event for event in records if isinstance(event, RunFinished)]) == 2
-    return found
+def pair(endpoint: str, place: Path, plan: Plan, *, first: int) -> tuple[Cost, Cost]:
+    """One run of each side in turns: what the turns of ours and of DDP's cost. `first`: who has the first turn."""
+    place.mkdir()
+    ours_at, bare_at = place / "ours", place / "bare"
+    ours = [*elastic_options(place), "elastic/worker.py"]
+    bare = ["--standalone", "--nproc-per-node=2", "tests/bench/overhead_ddp.py"]
+    whole = {"ETCD_ENDPOINTS": endpoint, "ELASTIC__JOB__TARGET": "tests.bench.overhead_job:job"}
+    with (
+        Training([str(TORCHRUN), *ours], ours_at, environ=plan.environ(ours_at) | whole, cwd=ROOT, workers=2) as mine,
+        Training([str(TORCHRUN), *bare], bare_at, environ=plan.environ(bare_at), cwd=ROOT, workers=2) as theirs,
+    ):
+        sides, costs = (mine, theirs), [Cost(), Cost()]
+        for side in sides:
+            side.arrive()
+        for turn in range(plan.turns):
+            for which in (first, 1 - first) if turn % 2 == 0 else (1 - first, first):
+                costs[which] += sides[which].turn()
+        for side in sides:
+            side.finish()
+    check(ours_at, plan)
+    return costs[0], costs[1]
 
 
-def bare(place: Path, plan: Plan) -> Cost:
-    """The plain DDP loop."""
-    return cost(["--standalone", "--nproc-per-node=2", "tests/bench/overhead_ddp.py"], place, plan)
+def check(place: Path, plan: Plan) -> None:
+    """That ours did what it says: each step was told of by both, and one generation did it all."""
+    records = read_records(place / "checkpoint" / "events")
+    steps = [record for record in records if isinstance(record.event, StepCommitted)]
+    assert len(steps) == 2 * plan.steps
+    assert len({record.generation for record in steps}) == 1
+    assert len([record for record in records if isinstance(record.event, RunFinished)]) == 2
 
 
 def in_turns(endpoint: str, place: Path, plan: Plan) -> list[Row]:
     """What our part of a worker costs a step, beside DDP's step in the same process; and the agent, of one core."""
-    marks = launch([*elastic_options(place), "tests/bench/overhead_turns.py"], place, plan, ETCD_ENDPOINTS=endpoint)
-    found = json.loads(marks)
+    place.mkdir()
+    environ = {**plan.environ(place), "ETCD_ENDPOINTS": endpoint, "MARKS": str(place / "marks")}
+    command = [str(TORCHRUN), *elastic_options(place), "tests/bench/overhead_turns.py"]
+    with (place / "log").open("wb") as log:
+        done = subprocess.run(command, cwd=ROOT, env=environ, stdout=log, stderr=log, timeout=LIMIT_S, check=False)
+    if done.returncode:
+        raise RuntimeError(f"it ended with {done.returncode}:\n{(place / 'log').read_text()[-3000:]}")
+    found = json.loads((place / "marks").read_text())
     rows = []
     for what, clock in (("seconds", "wall_s"), ("CPU seconds", "cpu_s")):
         turns = found[clock]
-        assert len(turns) == plan.steps
+        assert len(turns) == plan.steps - plan.warm_steps
         ratios = sorted(mine / theirs for mine, theirs in turns)
         low, high = bounds(ratios)
         case = f"{what} of {len(turns)} steps in turns with DDP's in the same processes, all of them together"
@@ -161,29 +160,29 @@ def main() -> None:
     """Measure, print, and fail when the target is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--memory-every", type=int, default=10, help="steps from one copy in memory to the next")
+    parser.add_argument("--turns", type=int, default=6, help="turns of each side in a pair")
+    parser.add_argument(
+        "--memory-every", type=int, default=10, help="steps from one copy in memory to the next: a turn"
+    )
     parser.add_argument("--numerics", choices=["plain", "exact"], default="plain")
     parser.add_argument("--quick", action="store_true", help="one pair of a tiny model")
     args = parser.parse_args()
     plan = Plan(
         size="tiny" if args.quick else "full",
         warm_steps=3 if args.quick else 2 * args.memory_every + 1,
-        steps=5 if args.quick else args.steps,
+        turn_steps=2 if args.quick else args.memory_every,
+        turns=2 if args.quick else args.turns,
         numerics=args.numerics,
         memory_every=args.memory_every,
     )
     mine, theirs = [], []
     with tempfile.TemporaryDirectory(prefix="elastic-bench-") as name, EtcdServer(Path(name) / "etcd") as server:
-        for pair in range(1 if args.quick else args.pairs):
-            turns = [
-                lambda pair=pair: mine.append(ours(server.endpoint, Path(name) / f"ours-{pair}", plan)),
-                lambda pair=pair: theirs.append(bare(Path(name) / f"bare-{pair}", plan)),
-            ]
-            for turn in turns if pair % 2 == 0 else reversed(turns):
-                turn()
-            print("ours", mine[-1], "DDP", theirs[-1], flush=True)
-        longer = plan if args.quick else replace(plan, steps=100)
+        for number in range(1 if args.quick else args.pairs):
+            ours, bare = pair(server.endpoint, Path(name) / f"pair-{number}", plan, first=number % 2)
+            mine.append(ours)
+            theirs.append(bare)
+            print(f"ours {ours}, DDP {bare}: {ours.wall_s / bare.wall_s:.3f} by the clock", flush=True)
+        longer = plan if args.quick else replace(plan, turns=100 // plan.turn_steps)
         turned = in_turns(server.endpoint, Path(name) / "turns", longer)
     rows = [
         row(

@@ -14,7 +14,7 @@ from elastic.config.load import resolve
 from elastic.plan.progress import warmup_cosine
 from jobs.corpus import TextDataset, read_corpus
 from jobs.gpt import GPT, GPTConfig, adamw, loss_per_sample
-from tests.bench.overhead_marks import Marks
+from tests.bench.overhead_gate import Gate
 
 
 def main() -> None:
@@ -31,7 +31,7 @@ def main() -> None:
     batches = iter(DataLoader(data, batch_size=training.micro_batch_size, sampler=DistributedSampler(data)))
     each = training.global_batch_size // training.micro_batch_size // dist.get_world_size()
     samples = training.steps * training.global_batch_size
-    marks = Marks()
+    gate = Gate()
     for step in range(1, training.steps + 1):
         for turn in range(each):
             with contextlib.nullcontext() if turn == each - 1 else model.no_sync():
@@ -40,7 +40,7 @@ def main() -> None:
         factor = warmup_cosine(
             step * training.global_batch_size, warmup_samples=rates.warmup_samples, total_samples=samples, floor=0.1
         )
-        marks(step)
+        gate(step)
         for part in optimizer.param_groups:
             part["lr"] = rates.learning_rate * factor
         optimizer.step()

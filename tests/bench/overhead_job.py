@@ -1,4 +1,4 @@
-"""Our side of the overhead benchmark: the default job with marks, and the small one of the other benchmarks."""
+"""Our side of the overhead benchmark: the default job with a gate."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from jobs import pretrain_lm
-from tests.bench.overhead_marks import Marks
+from tests.bench.overhead_gate import Gate
 
 if TYPE_CHECKING:
     from elastic.config.model import Settings
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 def job(settings: Settings) -> Job:
-    """The default job; its schedule, which is asked once a step, leaves the marks."""
-    plain, marks, batch = pretrain_lm.job(settings), Marks(), settings.training.global_batch_size
+    """The default job; its schedule, which is asked once a step, stops at the gate."""
+    plain, gate, batch = pretrain_lm.job(settings), Gate(), settings.training.global_batch_size
 
     def schedule(consumed_samples: int) -> float:
-        marks(consumed_samples // batch)
+        gate(consumed_samples // batch)
         assert plain.schedule is not None  # the default job has one
         return plain.schedule(consumed_samples)
 

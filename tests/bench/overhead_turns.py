@@ -26,7 +26,7 @@ from elastic.plan.progress import warmup_cosine
 from elastic.session import Session
 from jobs.corpus import TextDataset, read_corpus
 from jobs.gpt import GPT, GPTConfig, adamw, loss_per_sample
-from tests.bench.overhead_marks import tree_cpu_s
+from tests.bench.overhead_cost import tree_cpu_s
 
 
 @dataclass(frozen=True, kw_only=True)

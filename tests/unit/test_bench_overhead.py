@@ -5,7 +5,7 @@ import os
 import pytest
 
 from tests.bench.overhead import bounds, row
-from tests.bench.overhead_marks import tree_cpu_s
+from tests.bench.overhead_cost import tree_cpu_s
 
 
 def test_bounds_of_a_median_are_those_of_the_sign_test():
