@@ -16,7 +16,7 @@ from pathlib import Path
 from elastic.rendezvous.model import ProbeResult, World
 from elastic.rendezvous.probe import Target
 
-LEAST_PATIENCE_S = 1.0
+LEAST_PATIENCE_S = 0.5
 """A step may take so long without a question, however short steps usually are."""
 PATIENT_STEPS = 3.0
 UNKNOWN_PATIENCE_S = 3.0

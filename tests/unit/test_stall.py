@@ -49,7 +49,7 @@ def world(count: int) -> World:
 
 
 @pytest.mark.parametrize(
-    ("took_s", "patience_s"), [((), 3.0), ((0.01,), 3.0), ((0.01, 0.01), 1.0), ((2.0, 2.0, 2.0), 6.0)]
+    ("took_s", "patience_s"), [((), 3.0), ((0.01,), 3.0), ((0.01, 0.01), 0.5), ((2.0, 2.0, 2.0), 6.0)]
 )
 def test_patience_follows_the_steps(took_s, patience_s):
     assert paced(*took_s).patience_s == pytest.approx(patience_s)
@@ -60,7 +60,7 @@ def test_a_long_save_makes_patient_for_a_while_only():
     assert pace.patience_s > 4
     for step in range(5, 60):
         pace = pace.advanced(step=step, now_s=pace.advanced_s + 0.1)
-    assert pace.patience_s == pytest.approx(1.0)
+    assert pace.patience_s == pytest.approx(0.5)
 
 
 def test_other_ranks_of_one_step_do_not_count_as_steps():
