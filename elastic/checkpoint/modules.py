@@ -29,6 +29,8 @@ class ModuleState:
     """Further name of a tensor -> the name that it is stored under."""
     others: dict[str, Any]
     """Entries of the state dict that are no tensors (get_extra_state)."""
+    names: dict[int, str]
+    """id of a tensor -> the name that it is stored under."""
 
 
 @dataclass(kw_only=True)
@@ -103,7 +105,7 @@ def capture_module(module: nn.Module, *, prefix: str = "") -> ModuleState:
             tensors[name], cut = part_of(value, name=name)
             if cut is not None:
                 cuts[name] = cut
-    return ModuleState(tensors=tensors, cuts=cuts, ties=ties, others=others)
+    return ModuleState(tensors=tensors, cuts=cuts, ties=ties, others=others, names=first)
 
 
 def match_module(

@@ -66,8 +66,10 @@ def capture(tracked: Mapping[str, Any], *, weights_only: bool = False) -> Captur
             )
         return name
 
+    names: dict[int, str] = {}
     for key, (module, prefix) in parts.modules.items():
         taken = modules.capture_module(module, prefix=prefix)
+        names = taken.names | names
         _merge(model, taken.tensors)
         cuts |= taken.cuts
         ties |= taken.ties
@@ -75,7 +77,6 @@ def capture(tracked: Mapping[str, Any], *, weights_only: bool = False) -> Captur
             others = {name: encode(value, path=f"extra.{name}", sink=keep) for name, value in taken.others.items()}
             objects[key] = {"kind": "module", "others": others}
     if not weights_only:
-        names = _parameter_names(parts)
         for key, (optimizer, prefix) in parts.optimizers.items():
             state = optimizers.capture_optimizer(optimizer, key=key, names=names, prefix=prefix, cuts=cuts)
             _merge(opt, state.tensors)
