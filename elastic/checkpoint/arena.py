@@ -6,10 +6,12 @@
 
 The VALID word is the checksum of what stands before it. It is cleared before anything else is touched and written
 after everything else was; so a death at any instruction in between leaves an arena that says that it holds nothing.
+Where a device copies beside the training, a thread waits for its bytes and writes what comes after them.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import struct
@@ -20,6 +22,8 @@ from typing import Any
 
 from torch import Tensor
 
+from elastic.checkpoint.background import Pending, at_once, in_thread
+from elastic.checkpoint.copying import Copier, PlainCopier
 from elastic.checkpoint.image import PAGE_BYTES, Image, ImagePlan, facts, plan_image, read_views, views
 from elastic.checkpoint.layout import load_json
 from elastic.checkpoint.manifest import Manifest
@@ -69,6 +73,11 @@ class _Layout:
     images: tuple[Image, ...] = ()
     targets: tuple[Tensor, ...] = ()
 
+    @functools.cached_property
+    def pieces(self) -> list[list[Any]]:
+        """Of each tensor what it is a piece of, as JSON types."""
+        return [[plan.name, each.name, each.whole, each.offset] for plan in self.plans for each in facts(plan)]
+
     def at(self, memory: Memory, images_at: int) -> _Layout:
         """The same for this memory, with everything to copy to."""
         images: list[Image] = []
@@ -80,13 +89,23 @@ class _Layout:
         return replace(self, images_at=images_at, memory=memory, images=tuple(images), targets=tuple(targets))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """A state on its way into an arena. `images` are whole, and the arena holds them, once `sealed` has a result."""
+
+    images: list[Image]
+    sealed: Pending[None]
+
+
 class Arena:
     """One of the two arenas of a worker. `path` names memory that its owner keeps, or a file."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, copier: Copier | None = None) -> None:
         """Open it. Raises OSError."""
+        self._copier = copier or PlainCopier()
         self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         self._map: Memory | None = None
+        self._lent = False
         self._layout: _Layout | None = None
 
     def close(self) -> None:
@@ -134,6 +153,7 @@ class Arena:
         """What follows on the first page is what this head tells of."""
         data = self._mapped(self.size_bytes).data
         data[: _HEAD.size] = head
+        failpoint("memory.3")
         _VALID.pack_into(data, _HEAD.size, _word(head))
 
     def forget(self) -> None:
@@ -143,8 +163,8 @@ class Arena:
     def write(
         self, manifest: Manifest, shards: Sequence[Shard], *, sequence: int, rank: int, whole: bool, part: bool = False,
         grow: Callable[[int], None] = lambda more_bytes: None,
-    ) -> list[Image]:  # fmt: skip
-        """Copy a state into it. What is returned are its images, to be written to disk from where they lie.
+    ) -> Written:  # fmt: skip
+        """Copy a state into it; its images are to be written to disk from where they lie. One at a time.
 
         `part`: whether with what all other ranks write it is the whole state.
         `grow` is told how many bytes more this takes, and raises where they are not there: nothing was changed then.
@@ -153,11 +173,10 @@ class Arena:
             CheckpointError: a tensor that the format cannot hold; nothing was changed then, too.
         """
         layout = self._lay_out(shards)
-        note = _note(manifest, layout.plans, layout.places, rank=rank, whole=whole, part=part)
+        note = _note(manifest, layout, rank=rank, whole=whole, part=part)
         images_at = PAGE_BYTES + -(-len(note) // _NOTE_STEP_BYTES) * _NOTE_STEP_BYTES
         grown = self._resize(images_at + layout.places[-1], grow)
         memory = self._mapped(self.size_bytes)
-        data = memory.data
         self._clear()
         memory.populate(fresh=grown)
         failpoint("memory.1")
@@ -165,15 +184,20 @@ class Arena:
             layout = self._layout = layout.at(memory, images_at)
         for image, plan in zip(layout.images, layout.plans, strict=True):
             image.data[: len(plan.header)] = plan.header  # type: ignore[index]
-        for target, source in zip(layout.targets, _sources(layout.plans, shards), strict=True):
-            target.copy_(source)
-        failpoint("memory.2")
-        data[PAGE_BYTES : PAGE_BYTES + len(note)] = note
-        head = _HEAD.pack(_MAGIC, sequence, images_at, len(note), zlib.crc32(note))
-        data[: _HEAD.size] = head
-        failpoint("memory.3")
-        _VALID.pack_into(data, _HEAD.size, _word(head))
-        return list(layout.images)
+        if not self._lent:
+            self._lent = True
+            self._copier.lend(memory.data)
+        copying = self._copier.begin(layout.targets, list(_sources(layout.plans, shards)))
+
+        def finish() -> None:
+            if copying is not None:
+                copying.wait()
+            failpoint("memory.2")
+            memory.data[PAGE_BYTES : PAGE_BYTES + len(note)] = note
+            self.seal(_HEAD.pack(_MAGIC, sequence, images_at, len(note), zlib.crc32(note)))
+
+        sealed = (at_once if copying is None else in_thread)(finish)
+        return Written(images=list(layout.images), sealed=sealed)
 
     def _lay_out(self, shards: Sequence[Shard]) -> _Layout:
         """Where everything lies; from one copy to the next that seldom changes."""
@@ -199,7 +223,7 @@ class Arena:
 
     def _mapped(self, size_bytes: int) -> Memory:
         if self._map is None or self._map.size_bytes != size_bytes:
-            self._map = Memory(self._fd, size_bytes)
+            self._map, self._lent = Memory(self._fd, size_bytes), False
         return self._map
 
 
@@ -233,12 +257,9 @@ def _pages(size_bytes: int) -> int:
     return -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
 
 
-def _note(
-    manifest: Manifest, plans: Sequence[ImagePlan], places: Sequence[int], *, rank: int, whole: bool, part: bool
-) -> bytes:
-    images = [[plan.name, at, plan.size_bytes] for plan, at in zip(plans, places, strict=False)]
-    pieces = [[plan.name, each.name, each.whole, each.offset] for plan in plans for each in facts(plan)]
-    plain = {"images": images, "rank": rank, "whole": whole, "pieces": pieces if part else None}
+def _note(manifest: Manifest, layout: _Layout, *, rank: int, whole: bool, part: bool) -> bytes:
+    images = [[plan.name, at, plan.size_bytes] for plan, at in zip(layout.plans, layout.places, strict=False)]
+    plain = {"images": images, "rank": rank, "whole": whole, "pieces": layout.pieces if part else None}
     about = json.dumps(plain).encode()
     return about + b"\n" + manifest.to_bytes()
 

@@ -6,16 +6,21 @@ agent and its last worker, whatever ends them. A worker without such an agent ke
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from elastic.checkpoint.arena import Arena, Held
+from elastic.checkpoint.background import Pending
+from elastic.checkpoint.copying import Copier
 from elastic.checkpoint.image import Image
 from elastic.checkpoint.manifest import Manifest
 from elastic.checkpoint.room import Room, anonymous_arena, judge_room, look_for_room
 from elastic.checkpoint.shards import Shard
 from elastic.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
 
 
 class NoRoom(CheckpointError):
@@ -28,6 +33,8 @@ class Taken:
 
     arena: int
     images: list[Image]
+    sealed: Pending[None]
+    """Done when all bytes are there. Raises what kept them from it."""
 
     @property
     def size_bytes(self) -> int:
@@ -53,8 +60,10 @@ class Places:
 class MemoryTier:
     """Not for several threads. Raises OSError at its making, where the arenas cannot be opened."""
 
-    def __init__(self, places: Places | None = None, *, room: Callable[[], Room] = look_for_room) -> None:
-        """Without `places` the memory is this process's own, and ends with it."""
+    def __init__(
+        self, places: Places | None = None, *, room: Callable[[], Room] = look_for_room, copier: Copier | None = None
+    ) -> None:  # fmt: skip
+        """Without `places` the memory is this process's own, and ends with it. `copier`: None: at once."""
         self._kept: tuple[int, ...] = ()
         if places is None:
             made = [anonymous_arena("elastic-snapshot") for _ in range(2)]
@@ -66,15 +75,28 @@ class MemoryTier:
         self._places = places
         self._room = room
         self.node = places.node
-        self.arenas = [Arena(path) for path in places.own]
+        self.arenas = [Arena(path, copier=copier) for path in places.own]
         """This worker's own."""
         self.guests = [Arena(path) for path in places.guests]
         """For copies of what another node's worker has in the arena of the same number."""
         self._written: list[int | None] = [held.sequence if held else None for held in map(Arena.read, self.arenas)]
         self._busy: set[int] = set()
+        self._copied: Taken | None = None
+
+    def settle(self) -> None:
+        """Wait for the copy that may be under way. One that failed is as if it had never been taken."""
+        copied, self._copied = self._copied, None
+        if copied is None:
+            return
+        try:
+            copied.sealed.result()
+        except Exception as error:  # noqa: BLE001 - because a device may say anything; who saves it asks by itself
+            self._written[copied.arena] = None
+            logger.warning("a copy in memory failed: %s", error)
 
     def close(self) -> None:
         """Let go of the arenas."""
+        self.settle()
         for arena in (*self.arenas, *self.guests):
             arena.close()
         for fd in self._kept:
@@ -91,6 +113,7 @@ class MemoryTier:
 
     def held(self) -> list[Held]:
         """What lies in the arenas of this node, newest first; this worker's own before its neighbours'."""
+        self.settle()
         own = [held for held in map(Arena.read, self.arenas) if held is not None]
         return [*sorted(own, key=_newest), *sorted(self._neighbours(), key=_newest)]
 
@@ -114,6 +137,7 @@ class MemoryTier:
             NoRoom: it has grown beyond the memory that there is.
             CheckpointError: it cannot be stored.
         """
+        self.settle()
         at = self.free
         if at is None and part:
             at = next((each for each in range(len(self.arenas)) if each not in self._busy), None)
@@ -121,16 +145,18 @@ class MemoryTier:
             return None
         sequence = 1 + max((each for each in self._written if each is not None), default=0)
         self._written[at] = None
-        images = self.arenas[at].write(
+        written = self.arenas[at].write(
             manifest, shards, sequence=sequence, rank=rank, whole=whole, part=part, grow=self.grow
         )
         self._written[at] = sequence
         if keep:
             self._busy.add(at)
-        return Taken(arena=at, images=images)
+        self._copied = Taken(arena=at, images=written.images, sealed=written.sealed)
+        return self._copied
 
     def forget_newer(self, iteration: int) -> None:
         """Let this worker's arenas no longer hold states beyond an iteration."""
+        self.settle()
         for arena in self.guests:
             if (held := arena.read()) is not None and held.manifest.iteration > iteration:
                 arena.forget()

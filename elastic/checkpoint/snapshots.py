@@ -32,6 +32,12 @@ class Copied:
     images: Sequence[Image]
     taken: Taken | None = None
 
+    def settled(self) -> Sequence[Image]:
+        """The images, once all bytes are there. From any thread. Raises what kept them from it."""
+        if self.taken is not None:
+            self.taken.sealed.result()
+        return self.images
+
 
 class Snapshots:
     """The memory tier of one worker, if it has one, and how it is used. It never stops training."""
@@ -136,6 +142,8 @@ class Snapshots:
         """
         if not self._far:
             return
+        if self._tier is not None:
+            self._tier.settle()
         begun_s = self._clock.monotonic_s()
         passed = pass_on(self._tier, None if taken is None else taken.arena, group=self._group, far=self._far)
         if passed.fault and passed.fault != self._fault:

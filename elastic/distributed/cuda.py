@@ -1,9 +1,8 @@
 """All that only a GPU shows. UNTESTED on a GPU so far: written from the documentation, run only where none is.
 
 Not run: NCCL, with one rank or several; CUDA tensors over gloo; dealt out parameters on a GPU; a worker that stays when
-its group is aborted, and the memory that NCCL keeps then; the generators of a GPU through a restart.
-Not there: a copy of the state on a stream of its own into pinned memory. A copy in memory, and a save's, waits for the
-GPU and is made with plain copies, so it stops training for as long as the transfer takes.
+its group is aborted, and the memory that NCCL keeps then; the generators of a GPU through a restart; copies of the
+state on a stream of their own into pinned memory (side_stream.py).
 """
 
 from __future__ import annotations

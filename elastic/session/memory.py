@@ -5,6 +5,7 @@ from __future__ import annotations
 from elastic.checkpoint.memory import MemoryTier, Places
 from elastic.config.choices import SaveMode
 from elastic.config.model import CheckpointSettings
+from elastic.distributed.side_stream import SideStream
 from elastic.events import Emit, Notice
 from elastic.world import ARENAS_EACH, World
 
@@ -15,7 +16,7 @@ def open_memory(world: World, settings: CheckpointSettings, *, emit: Emit) -> Me
     if not settings.enable_save or (lent is None and settings.save_mode is SaveMode.SYNC):
         return None
     try:
-        return MemoryTier(lent)
+        return MemoryTier(lent, copier=None if world.device == "cpu" else SideStream())
     except OSError as error:
         # In a container of its own, say, where the agent's memory has no name.
         emit(Notice(text=f"no memory tier: what the agent keeps for it cannot be opened ({error})"))

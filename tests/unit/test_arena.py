@@ -67,7 +67,7 @@ def test_every_dtype_comes_back_from_arena_and_file(tmp_path):
     one = Shard(name="m-model-0000000-0000001.safetensors", kind=ShardKind.MODEL, tensors=tensors)
     (tmp_path / "a").touch()
     arena = Arena(str(tmp_path / "a"))
-    (image,) = arena.write(MANIFEST, [one], sequence=1, rank=0, whole=True)
+    (image,) = arena.write(MANIFEST, [one], sequence=1, rank=0, whole=True).images
     PosixStorage().write(str(tmp_path / "file"), image.data)
     held = arena.read()
     assert held is not None
