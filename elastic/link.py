@@ -202,7 +202,7 @@ def pack(message: Mapping[str, Any]) -> bytes:
 class AgentLink:
     """The real line. A thread of its own hears what the agent says, so that it is heard in a collective, too.
 
-    Events may be sent from any thread; all else is the worker's main thread's.
+    Events may be sent, and questions asked, from any thread; all else is the worker's main thread's.
     """
 
     present = True
@@ -221,7 +221,7 @@ class AgentLink:
         self._controls: set[Control] = set()
         self._when_over: Callable[[], object] = _nothing
         self._place: Place | None = None
-        self._asked = 0
+        self._asked, self._awaited = 0, set[int]()
         self._gone = False
         self._owner = os.getpid()
         self._send({"hello": {"rank": rank, "generation": generation, "pid": pid, "secret": secret}})
@@ -263,11 +263,14 @@ class AgentLink:
         return place
 
     def ask(self, what: str, *, value: str | None = None) -> Answer:
-        self._asked += 1
-        asked = self._asked
+        with self._heard:
+            self._asked += 1
+            asked = self._asked
+            self._awaited.add(asked)
         self._send({"ask": what, "id": asked, "value": value})
         with self._heard:
             self._heard.wait_for(lambda: asked in self._answers or self._gone, ANSWER_LIMIT_S)
+            self._awaited.remove(asked)
             if asked in self._answers:
                 return self._answers.pop(asked)
             self._check()
@@ -329,5 +332,5 @@ class AgentLink:
             # What was asked for before belongs to the generation that is over.
             self._controls.clear()
             self._place = Place(**message["place"])
-        elif message["id"] >= self._asked:
+        elif message["id"] in self._awaited:
             self._answers[message["id"]] = Answer(**message["answer"])

@@ -1,4 +1,8 @@
-"""The caretaker of a root: sets aside what led nowhere, and makes room after a commit. One for each directory."""
+"""The caretaker of a root: sets aside what led nowhere, and makes room after a commit. One for each directory.
+
+Making room is done beside the training, and never waited for but at the end: it reads back all that was committed, from
+a disk that may be slow or stall.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from collections.abc import Callable
 
 from elastic import events
 from elastic.checkpoint.background import Pending, Start
-from elastic.checkpoint.keeping import Chosen, choose, make_room, set_aside
+from elastic.checkpoint.keeping import choose, make_room, set_aside
 from elastic.checkpoint.layout import parse_iteration_dir
 from elastic.checkpoint.restoring import newer_than
 from elastic.checkpoint.seams import Committer, Settings
@@ -25,7 +29,7 @@ class Caretaker:
         self, settings: Settings, *, lineage: str, storage: Storage, committer: Committer, nonce: Callable[[], str],
         emit: events.Emit, start: Start,
     ) -> None:  # fmt: skip
-        """`start`: how the long part, reading back what was committed, is done."""
+        """`start`: how room is made."""
         self._settings = settings
         self._lineage = lineage
         self._storage = storage
@@ -33,30 +37,23 @@ class Caretaker:
         self._nonce = nonce
         self._emit = emit
         self._start = start
-        self._chosen: Pending[Chosen] | None = None
+        self._working: Pending[str] | None = None
 
     def begin(self, committed: int, manifest_digest: str) -> None:
-        """An iteration was committed: find out what may go now."""
-        self._chosen = self._start(lambda: self._choose(committed, manifest_digest))
+        """An iteration was committed: delete what may go now.
 
-    def make_room(self, *, wait: bool) -> None:
-        """Delete what may go, once that is known. `wait` until it is."""
-        if self._chosen is None or not (wait or self._chosen.done()):
-            return
-        chosen, self._chosen = self._chosen.result(), None
-        try:
-            kept = make_room(
-                self._settings.save_path,
-                chosen,
-                storage=self._storage,
-                record=self._committer.record,
-                nonce=self._nonce,
-            )
-            if kept.fault:
-                self._emit(events.Notice(text=kept.reason))
-            _log.debug("deleted %s: %s", kept.deleted, kept.reason)
-        except (OSError, StoreError) as error:
-            self._emit(events.Notice(text=f"old iterations could not be deleted: {error}"))
+        Not where that is still under way for an earlier one: what it leaves goes after the next commit.
+        """
+        if self._working is None or self._working.done():
+            self.look(wait=False)
+            self._working = self._start(lambda: self._make_room(committed, manifest_digest))
+
+    def look(self, *, wait: bool) -> None:
+        """Tell what went wrong, once that is known. `wait` until it is."""
+        if self._working is not None and (wait or self._working.done()):
+            fault, self._working = self._working.result(), None
+            if fault:
+                self._emit(events.Notice(text=fault))
 
     def set_aside_newer(self, iteration: int) -> None:
         """What is newer than the restored state led nowhere. It must not be found by a later fallback."""
@@ -70,17 +67,21 @@ class Caretaker:
         except OSError as error:
             self._emit(events.Notice(text=f"iterations newer than {iteration} could not be set aside: {error}"))
 
-    def _choose(self, committed: int, manifest_digest: str) -> Chosen:
+    def _make_room(self, committed: int, manifest_digest: str) -> str:
+        """What went wrong, or ""."""
+        root, settings, storage = self._settings.save_path, self._settings, self._storage
         try:
-            return choose(
-                self._settings.save_path,
+            chosen = choose(
+                root,
                 committed=committed,
                 manifest_digest=manifest_digest,
                 lineage=self._lineage,
-                save_max=self._settings.save_max,
-                keep_every_steps=self._settings.keep_every_steps,
-                storage=self._storage,
+                save_max=settings.save_max,
+                keep_every_steps=settings.keep_every_steps,
+                storage=storage,
             )
-        except OSError as error:
-            reason = f"old iterations could not be deleted: {error}"
-            return Chosen(manifest_digest=manifest_digest, delete=(), trash=(), reason=reason, fault=True)
+            kept = make_room(root, chosen, storage=storage, record=self._committer.record, nonce=self._nonce)
+        except (OSError, StoreError) as error:
+            return f"old iterations could not be deleted: {error}"
+        _log.debug("deleted %s: %s", kept.deleted, kept.reason)
+        return kept.reason if kept.fault else ""

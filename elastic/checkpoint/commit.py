@@ -64,25 +64,22 @@ class Saving:
         self._draft, self._root, self._storage = draft, root, storage
         self._committer, self._nonce, self._clock, self._start = committer, nonce, clock, start
         self._ground: Ground = ground or OneDirectory(draft, common, group=group)
-        self._working: Pending[dict[str, Any]] | None = None
         self._collected = False
-        # 1. A directory of this attempt alone, named by generation and nonce; leftovers of earlier ones go.
-        self._begun = self._ground.begin(lambda word: begin(draft, root, storage, word), nonce)
-        self._temp = os.path.join(root, self._begun.name)
-        if self._begun.over is None:
-            failpoint("checkpoint.1")
-            # 2. Every rank writes its shards, each forced to disk, and tells their sizes and checksums.
-            self._working = start(lambda: attempt(lambda: self._write(images)))
+        # All ranks know its name, and make it where they write: only a thread of its own may meet a disk that stalls.
+        word = group.broadcast(nonce() if group.rank == 0 else None)
+        name = temp_name(iteration=draft.iteration, generation=draft.generation, nonce=word)
+        self._temp = os.path.join(root, name)
+        self._working: Pending[dict[str, Any]] = start(lambda: attempt(lambda: self._write(images)))
 
     @property
     def written(self) -> bool:
         """Whether nobody reads this rank's images any more."""
-        return self._collected or self._working is None or self._working.done()
+        return self._collected or self._working.done()
 
     @property
     def ready(self) -> bool:
         """Whether this rank has done its part. Once all ranks have, each is to call `advance`."""
-        return self._working is None or self._working.done()
+        return self._working.done()
 
     def advance(self) -> Outcome | None:
         """Go on by what this rank's part has come to, waiting for it if need be; the outcome at the end, None before.
@@ -90,12 +87,10 @@ class Saving:
         Raises:
             PeerLost: from the group.
         """
-        if self._working is None:
-            return failed(self._begun.over or "it never began")
         done = self._working.result()
         if self._collected:
             return self._ground.decide(lambda: self._count(done))
-        over = self._ground.collect(done)
+        over = self._ground.collect(done, temp=self._temp)
         self._collected = True
         failpoint("checkpoint.2")
         if over is not None:
@@ -105,9 +100,13 @@ class Saving:
         return None
 
     def _write(self, images: Callable[[], Sequence[Image]]) -> list[dict[str, Any]]:
-        mine = images()  # also where nothing is to be written: what was wrong with the copy counts before that
-        if self._begun.fault is not None:
-            return []
+        mine = images()  # what was wrong with the copy counts before anything that is wrong here
+        # 1. A directory of this attempt alone, named by generation and nonce; leftovers of earlier ones go.
+        if self._ground.lead:
+            remove_leftovers(self._draft, self._root, self._storage, beside=self._temp)
+        self._storage.make_dir(self._temp)
+        failpoint("checkpoint.1")
+        # 2. Every rank writes its shards, each forced to disk, and tells their sizes and checksums.
         return [write_image(self._temp, each, self._storage) for each in mine]
 
     def _publish(self) -> None:
@@ -177,21 +176,18 @@ def finish(saving: Saving) -> Outcome:
     return outcome
 
 
-def begin(draft: Manifest, root: str, storage: Storage, nonce: str) -> str:
-    """Make the directory of an attempt, named by generation and nonce, and remove leftovers; gives its name.
+def remove_leftovers(draft: Manifest, root: str, storage: Storage, *, beside: str) -> None:
+    """Remove what attempts of this generation and earlier ones left, but for the one at work now, `beside`.
 
     A leftover that will not go costs space only, and never this save: whoever left it may be writing into it still.
     The next save tries again.
     """
     for name in storage.names(root):
-        generation = parse_temp_name(name)
-        if generation is not None and generation <= draft.generation:
-            left = attempt(functools.partial(storage.remove_tree, os.path.join(root, name)))
+        generation, path = parse_temp_name(name), os.path.join(root, name)
+        if generation is not None and generation <= draft.generation and path != beside:
+            left = attempt(functools.partial(storage.remove_tree, path))
             if left["fault"] is not None:
                 logger.warning("%s, left by generation %d, could not be removed: %s", name, generation, left["fault"])
-    name = temp_name(iteration=draft.iteration, generation=draft.generation, nonce=nonce)
-    storage.make_dir(os.path.join(root, name))
-    return name
 
 
 def free_place(draft: Manifest, root: str, storage: Storage, nonce: str) -> None:

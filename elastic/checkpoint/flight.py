@@ -26,15 +26,20 @@ class Flight:
     begun_s: float
     stall_s: float
     """How long training waited for it so far."""
+    stalled: str = ""
+    """What was said when it was waited for in vain."""
 
 
 def stalls(flight: Flight, *, usual_s: float, group: Group, clock: Clock) -> str:
     """Wait until all ranks have done their part of a save, but not for ever: no stalled disk shall stop training.
 
-    Every rank calls it. `usual_s`: how long saves took so far; twice as much is waited. Returns what there is to say
-    where that was not enough, else "". Raises PeerLost.
+    Every rank calls it. `usual_s`: how long saves took so far; twice as much is waited, once for each save: one that
+    stalled is only looked at from then on. Returns what there is to say where that was not enough, else "".
+
+    Raises:
+        PeerLost: from the group.
     """
-    until_s = clock.monotonic_s() + max(_PATIENCE_S, 2 * usual_s)
+    until_s = clock.monotonic_s() + (0.0 if flight.stalled else max(_PATIENCE_S, 2 * usual_s))
     while not flight.saving.ready and clock.monotonic_s() < until_s:
         clock.sleep(_LOOK_S)
     slow = [rank for rank, ready in enumerate(share(group, flight.saving.ready)) if not ready]

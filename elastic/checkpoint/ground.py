@@ -15,17 +15,6 @@ from elastic.checkpoint.writing import texts_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class Begun:
-    """A directory was made for a save."""
-
-    name: str
-    fault: str | None = None
-    """Why this rank is to write nothing."""
-    over: str | None = None
-    """Why the save ends here, on all ranks."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Standing:
     """What all directories came to, before the commit."""
 
@@ -55,12 +44,8 @@ class Ground(Protocol):
         """Whether this rank acts for its directory."""
         ...
 
-    def begin(self, make: Callable[[str], str], nonce: Callable[[], str]) -> Begun:
-        """Have the directory of an attempt made by who leads: `make` takes a word of its own and gives the name."""
-        ...
-
-    def collect(self, wrote: dict[str, Any]) -> str | None:
-        """Tell what this rank wrote, as `attempt` gave it. Why the save ends here on all ranks, or None."""
+    def collect(self, wrote: dict[str, Any], *, temp: str) -> str | None:
+        """Tell what this rank wrote into `temp`, as `attempt` gave it. Why the save ends here on all ranks, or None."""
         ...
 
     def texts(self) -> Mapping[str, bytes] | None:
@@ -101,12 +86,7 @@ class OneDirectory:
         """Whether this is rank 0."""
         return self._group.rank == 0
 
-    def begin(self, make: Callable[[str], str], nonce: Callable[[], str]) -> Begun:
-        """One message."""
-        told = self._group.broadcast(attempt(lambda: make(nonce())) if self.lead else None)
-        return Begun(name=told["value"] or "", over=told["fault"])
-
-    def collect(self, wrote: dict[str, Any]) -> str | None:
+    def collect(self, wrote: dict[str, Any], *, temp: str) -> str | None:
         """One message. What ranks could not do is told with the outcome."""
         self._wrote = self._group.gather(wrote) or []
         return None

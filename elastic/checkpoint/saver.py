@@ -133,16 +133,17 @@ class Saver:
             flight = self._flight = replace(flight, stall_s=stall_s)
             result = None if outcome is None else self._ended(flight, outcome)
         if self._caretaker is not None:
-            self._caretaker.make_room(wait=False)
+            self._caretaker.look(wait=False)
         return result
 
     def settle(self) -> SaveResult | None:
-        """Wait for the save under way, if there is one. Every rank calls it at the same boundary. Raises as `save`."""
+        """Wait for the save under way, if there is one, and until there is room again. Every rank calls it at the same
+        boundary. Raises as `save`."""
         result = None
         while self._flight is not None:
             result = self.advance(all_ready=True)
         if self._caretaker is not None:
-            self._caretaker.make_room(wait=True)
+            self._caretaker.look(wait=True)
         return result
 
     def save(self, tracked: Mapping[str, Any], meta: SaveMeta, *, wait: bool = True) -> SaveResult:
@@ -156,10 +157,10 @@ class Saver:
         """
         if not self._settings.enable_save or self._service.identity is None:
             return unsaved(meta, "saving is off")
-        if self._flight is not None and not wait and (why := self._passes_over(self._flight)):
+        earlier, why = (self.settle(), "") if wait else self._clear()
+        if why:
             self._skipped += 1
             return unsaved(meta, why)
-        earlier = self.settle()
         if meta.iteration == self.schedule.committed:
             return replace(unsaved(meta, "this iteration is the committed one already", earlier=earlier), saved=True)
         self._flight = self._begin(tracked, meta)
@@ -177,15 +178,24 @@ class Saver:
         draft = self.draft(meta, captured, judge_health(meta.signs).status)
         return self._snapshots.keep(draft, self.taker.to_keep(captured), captured)
 
-    def _passes_over(self, flight: Flight) -> str:
-        """Why a save that is due does not wait for the one before it; "" where it does."""
-        if self._settings.save_overlap == SaveOverlap.SKIP:
-            return f"iteration {flight.meta.iteration} is still being written"
+    def _clear(self) -> tuple[SaveResult | None, str]:
+        """How the save under way ended, waited for within limits; else why one that is due is left out."""
+        flight, result = self._flight, None
+        if flight is not None and self._settings.save_overlap == SaveOverlap.SKIP:
+            return None, f"iteration {flight.meta.iteration} is still being written"
+        while self._flight is not None:
+            if why := self._stalls(self._flight):
+                return None, why
+            result = self.advance(all_ready=True)
+        return result, ""
+
+    def _stalls(self, flight: Flight) -> str:
         begun_s = self._clock.monotonic_s()
         stalled = stalls(flight, usual_s=self._usual_s, group=self._group, clock=self._clock)
-        self._flight = replace(flight, stall_s=flight.stall_s + self._clock.monotonic_s() - begun_s)
-        if stalled:
+        if stalled and not flight.stalled:
             self._tell(events.Notice(text=stalled))
+        stall_s = flight.stall_s + self._clock.monotonic_s() - begun_s
+        self._flight = replace(flight, stall_s=stall_s, stalled=stalled)
         return stalled
 
     def _ended(self, flight: Flight, outcome: Outcome) -> SaveResult:
@@ -235,7 +245,7 @@ class Saver:
         def images() -> Sequence[Image]:
             if fault is not None or copied is None:
                 raise fault or AssertionError
-            return copied.images
+            return copied.settled()
 
         if health.status is Health.ABNORMAL:
             self._tell(events.Notice(text=f"iteration {meta.iteration} is saved as unhealthy: {health.reason}"))

@@ -19,10 +19,10 @@ from torch import Tensor
 from elastic.checkpoint.checksums import fault_of
 from elastic.checkpoint.commit import Saving
 from elastic.checkpoint.exchange import send
-from elastic.checkpoint.ground import Begun, Late, Standing
+from elastic.checkpoint.ground import Late, Standing
 from elastic.checkpoint.holdings import Delivery
 from elastic.checkpoint.image import Image
-from elastic.checkpoint.layout import MANIFEST, CommonInfo, temp_name
+from elastic.checkpoint.layout import MANIFEST, CommonInfo
 from elastic.checkpoint.manifest import Manifest
 from elastic.checkpoint.outcome import Outcome, attempt
 from elastic.checkpoint.places import Places, share
@@ -57,13 +57,9 @@ class Gathered:
 class PrivateDirectories:
     """The ground of a save into several: all ranks know what each came to, and go through every point together."""
 
-    def __init__(
-        self, draft: Manifest, common: CommonInfo, *, root: str, storage: Storage, group: Group, places: Places
-    ) -> None:
-        self._draft, self._common, self._root, self._storage = draft, common, root, storage
+    def __init__(self, draft: Manifest, common: CommonInfo, *, storage: Storage, group: Group, places: Places) -> None:
+        self._draft, self._common, self._storage = draft, common, storage
         self._group, self._places = group, places
-        self._begun: list[str | None] = []
-        self._temp = ""
         self._found = Gathered(shards=(), files_of={}, out=())
         self._texts: Mapping[str, bytes] = {}
         self._missing: str | None = None
@@ -73,24 +69,15 @@ class PrivateDirectories:
         """Whether this rank acts for its place."""
         return self._places.lead
 
-    def begin(self, make: Callable[[str], str], nonce: Callable[[], str]) -> Begun:
-        """A directory of this attempt, under the same name in every place."""
-        word = self._group.broadcast(nonce())
-        told = share(self._group, attempt(lambda: make(word)) if self.lead else None)
-        self._begun = self._by_place(told)
-        name = temp_name(iteration=self._draft.iteration, generation=self._draft.generation, nonce=word)
-        self._temp = os.path.join(self._root, name)
-        return Begun(name=name, fault=self._begun[self._places.mine])
-
-    def collect(self, wrote: dict[str, Any]) -> str | None:
+    def collect(self, wrote: dict[str, Any], *, temp: str) -> str | None:
         """Put together what all wrote, and bring each place what only others did."""
         told = share(self._group, wrote)
-        found = self._found = gather(told, self._begun, places=self._places)
+        found = self._found = gather(told, places=self._places)
         texts = self._group.broadcast(attempt(lambda: self._make_texts(found)) if self._group.rank == 0 else None)
         if texts["fault"] is not None:
             return str(texts["fault"])
         self._texts = {name: text.encode() for name, text in texts["value"].items()}
-        self._missing = self._complete(found)
+        self._missing = self._complete(found, temp)
         return None
 
     def texts(self) -> Mapping[str, bytes] | None:
@@ -137,7 +124,7 @@ class PrivateDirectories:
             raise OSError("; ".join(found.out))
         return {name: data.decode() for name, data in texts_of(self._draft, self._common, found.shards).items()}
 
-    def _complete(self, found: Gathered) -> str | None:
+    def _complete(self, found: Gathered, temp: str) -> str | None:
         """Give each place the files that only others wrote, parts of a state that no rank has whole; what failed here.
 
         So a place that is lost takes nothing with it. Training waits for this, since messages need all ranks.
@@ -148,7 +135,7 @@ class PrivateDirectories:
             targets = tuple(place for place in found.kept_by if place not in holders)
             if not targets:
                 continue
-            path = os.path.join(self._temp, name)
+            path = os.path.join(temp, name)
             delivery = Delivery(name=name, size_bytes=facts.size_bytes, source=holders[0], targets=targets)
             sends = self._group.rank == self._places.leads[holders[0]]
             keeps = self._places.lead and self._places.mine in targets
@@ -171,13 +158,13 @@ def begin_saving(
     """A save into the directories there are. `parts`: further ones of `Saving`. Raises PeerLost."""
     ground = None
     if places is not None:
-        ground = PrivateDirectories(draft, common, root=root, storage=storage, group=group, places=places)
+        ground = PrivateDirectories(draft, common, storage=storage, group=group, places=places)
     return Saving(draft, common, images, root=root, storage=storage, group=group, ground=ground, **parts)
 
 
-def gather(wrote: list[dict[str, Any]], begun: list[str | None], *, places: Places) -> Gathered:
+def gather(wrote: list[dict[str, Any]], *, places: Places) -> Gathered:
     """Put together what ranks wrote: a place counts if it wrote all and its files are those of the places before it."""
-    faults = {place: f"place {place}: {fault}" for place, fault in enumerate(begun) if fault is not None}
+    faults: dict[int, str] = {}
     shards: dict[str, dict[str, Any]] = {}
     files_of: dict[int, frozenset[str]] = {}
     for place in range(places.count):

@@ -14,11 +14,13 @@ from elastic.activity import SIZE_BYTES, ActivityPage, Seen
 from elastic.clock import Clock
 from elastic.events import Emit, WorkerHung
 from elastic.launch.hang import Bounds, Hung, judge
+from elastic.limited import limited
 
 logger = logging.getLogger(__name__)
 
 ASLEEP_S = 5.0
 """An agent that comes to look so much later than it wanted to was not running, as its workers probably were not."""
+_WRITTEN_WITHIN_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +90,8 @@ class HangWatch:
             head = f"local rank {local_rank}, pid {seen.pid}: {seen.doing.name.lower()} for {for_s:.1f} s"
             parts.append(f"{head}\n{stacks.ask(seen.pid, fd=place.stacks_fd, clock=self._clock)}")
         try:
-            file.write_text("\n".join(parts))
+            # Who hangs may wait for the very same disk.
+            limited(lambda: file.write_text("\n".join(parts)), limit_s=_WRITTEN_WITHIN_S, what=f"writing {file}")
         except OSError as error:
             logger.error("stacks could not be saved (%s):\n%s", error, "\n".join(parts))
         return file

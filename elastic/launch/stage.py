@@ -273,7 +273,8 @@ class Stage:
         return membership
 
     def check(self) -> None:
-        """Raises Fenced where another agent has this node's name, or another launch the save path."""
+        """Raises Fenced where another agent has this node's name, or another launch the save path; RunMismatch where
+        another job of the same name has it."""
         self.coordinator.check()
         if self._tenure is not None:
             self._tenure.check()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -17,14 +17,19 @@ from elastic.checkpoint.storage import Storage
 from elastic.clock import Clock
 from elastic.config.choices import PathScope
 from elastic.config.model import Settings
-from elastic.errors import Fenced, StoreError, StoreUnavailable
+from elastic.errors import Fenced, RunMismatch, StoreError, StoreUnavailable
 from elastic.events import Emit, Notice
+from elastic.limited import limited
 from elastic.rendezvous.coordinator import Coordinator
 from elastic.rendezvous.model import MemberState
 
 logger = logging.getLogger(__name__)
 
 _END_S = 10.0
+_ANSWER_S = 2.0
+"""How long a disk may take when a worker waits for it."""
+_STRANGE = 3
+"""Signs of life of a stranger in a row until it is believed: one may have been on its way."""
 _LED_S = 1.0
 """How soon an agent that begins to lead gives its first sign of life."""
 
@@ -52,22 +57,22 @@ class Launch:
         if not self.shared:
             return None
 
-        agent = coordinator.identity.agent
+        def confirmed() -> bool:
+            return clock.monotonic_s() <= coordinator.lease_valid_until_s
 
-        def others() -> bool:
-            if clock.monotonic_s() > coordinator.lease_valid_until_s:
+        def members() -> dict[str, MemberState]:
+            if not confirmed():
                 raise StoreUnavailable("etcd does not confirm this agent")  # and asking would take its time
-            here = (MemberState.JOINING, MemberState.IDLE)
-            return any(each.agent != agent and each.state in here for each in coordinator.members())
+            return {each.agent: each.state for each in coordinator.members()}
 
         return Tenure(
             root,
             launch=self.name,
-            agent=agent,
+            agent=coordinator.identity.agent,
             found=self.found,
             storage=storage_for(root),
-            leads=lambda: coordinator.is_leader,
-            others=others,
+            leads=lambda: coordinator.is_leader and confirmed(),
+            members=members,
             emit=emit,
             wake=wake,
         )
@@ -103,16 +108,17 @@ class Tenure:
         found: Mark | None,
         storage: Storage,
         leads: Callable[[], bool],
-        others: Callable[[], bool],
+        members: Callable[[], Mapping[str, MemberState]],
         emit: Emit,
         wake: Callable[[], None],
     ) -> None:
-        """`found`: the mark that was there when this launch's turn came. `others`: whether other agents of the job are
-        at work, asked from the store (StoreError); `wake`: called when another launch has the save path."""
+        """`found`: the mark that was there when this launch's turn came. `members`: the agents of the job, asked from
+        the store (StoreError); `wake`: called when somebody else has the save path."""
         self._root, self._launch, self._agent, self._found = root, launch, agent, found
-        self._storage, self._leads, self._others, self._emit, self._wake = storage, leads, others, emit, wake
+        self._storage, self._leads, self._members, self._emit, self._wake = storage, leads, members, emit, wake
         self._beat = 0
-        self._taken = ""
+        self._strange = 0
+        self._taken: Fenced | RunMismatch | None = None
         self._silent = False
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="elastic-tenure", daemon=True)
@@ -129,29 +135,40 @@ class Tenure:
 
     def _leave(self) -> None:
         with contextlib.suppress(OSError, StoreError):
-            mark = read_mark(self._root, storage=self._storage)
-            if mark is not None and mark.agent == self._agent and not self._others():
+            mark = self._read()
+            if mark is not None and mark.agent == self._agent and not self._others_work():
                 write_mark(self._root, self._mark(over=True), storage=self._storage)
 
     def check(self) -> None:
-        """Raises Fenced where another launch has the save path."""
-        if self._taken:
-            raise Fenced(self._taken)
+        """Raises Fenced where another launch has the save path, RunMismatch where another job of this name has."""
+        if self._taken is not None:
+            raise self._taken
 
     def lost(self) -> str:
         """Looks at the mark: why nothing of this launch may be published any more, or "". What cannot be read is no
-        reason: etcd decides."""
+        reason: etcd decides.
+
+        Raises:
+            StoreUnavailable: the disk stalls, and may do so until others have taken over.
+        """
         with contextlib.suppress(OSError):
-            self._look(read_mark(self._root, storage=self._storage))
-        return self._taken
+            try:
+                self._look(limited(self._read, limit_s=_ANSWER_S, what=f"reading {self._root}"))
+            except TimeoutError as error:
+                raise StoreUnavailable(f"{error} Nothing can be committed meanwhile") from error
+        return "" if self._taken is None else str(self._taken)
+
+    def _read(self) -> Mark | None:
+        return read_mark(self._root, storage=self._storage)
 
     def beat(self) -> None:
         """One sign of life, if it is this agent's to give."""
         try:
             if not (self._leads() or self._beat):
                 return
-            mark = read_mark(self._root, storage=self._storage)
+            mark = self._read()
             self._look(mark)
+            self._meet(mark)
             if self._taken or not (self._leads() or (mark is not None and mark.agent == self._agent)):
                 return
             if mark is not None and mark.launch == UNREADABLE and self._beat:
@@ -171,10 +188,39 @@ class Tenure:
     def _look(self, mark: Mark | None) -> None:
         if mark is None or mark.launch in (self._launch, UNREADABLE) or mark == self._found or self._taken:
             return
-        self._taken = (
+        self._taken = Fenced(
             f"the run in {self._root} is in the hands of launch {mark.launch!r} by now; this is {self._launch!r}"
         )
         self._wake()
+
+    def _meet(self, mark: Mark | None) -> None:
+        """Two jobs of one name, each with an etcd of its own, know nothing of each other but this mark, which both
+        renew: so each finds the other's there again and again. Who gave fewer signs of life goes."""
+        strange = mark is not None and self._beat > 0 and self._leads() and mark.launch == self._launch
+        if mark is None or not strange or mark.agent == self._agent or self._is_member(mark.agent):
+            self._strange = 0
+            return
+        self._strange += 1
+        if self._strange < _STRANGE or (mark.beat, mark.agent) < (self._beat, self._agent):
+            return
+        self._taken = RunMismatch(
+            f"another job {self._launch!r} trains into {self._root}: agent {mark.agent} gives signs of life there and "
+            "is not a member of this job, so it has another etcd. Name the same endpoints on all nodes, or give each "
+            "job a save path and an id of its own"
+        )
+        self._wake()
+
+    def _is_member(self, agent: str) -> bool:
+        """Also where that cannot be asked."""
+        try:
+            return agent in self._members()
+        except StoreError:
+            return True
+
+    def _others_work(self) -> bool:
+        """Raises StoreError."""
+        here = (MemberState.JOINING, MemberState.IDLE)
+        return any(agent != self._agent and state in here for agent, state in self._members().items())
 
     def _mark(self, *, over: bool = False) -> Mark:
         return Mark(launch=self._launch, agent=self._agent, beat=self._beat, over=over)

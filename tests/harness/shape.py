@@ -20,6 +20,7 @@ LAYERS = (  # Lowest first. A module may import its own layer and every one abov
         "config",
         "plan",
         "job",
+        "limited",
         "link",
         "lifetime",
         "lease",

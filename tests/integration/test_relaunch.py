@@ -113,3 +113,15 @@ def test_who_was_asleep_while_another_took_over_commits_nothing_and_ends(tmp_pat
             saved = max(r.event.iteration for r in second.follower.records if r.node == "b" and durable(r))
             tracker = tmp_path / "checkpoint" / "latest_checkpointed_iteration.txt"
             assert int(tracker.read_text()) == saved
+
+
+def test_two_jobs_of_one_name_with_an_etcd_each_do_not_both_train(tmp_path: Path, etcd: EtcdServer) -> None:
+    with EtcdServer(tmp_path / "another") as another, launch(tmp_path, etcd.endpoint, 1) as first:
+        first.wait_step(30, world_size=2)
+        with launch(tmp_path, another.endpoint, 1, nodes=("c",)) as second:
+            assert second.wait_exit("c", limit_s=60) == ExitCode.USAGE
+            words = (tmp_path / "c.log").read_text()
+            assert "Name the same endpoints on all nodes" in words
+        ended = first.now()
+        first.wait_step(steps(first)[-1] + 30, world_size=2, since=ended)
+        leave(first)

@@ -153,6 +153,22 @@ def test_a_process_that_holds_the_interpreters_lock_is_told_with_its_stack(watch
     assert f"pid {process.pid}: step for" in text
 
 
+def test_stacks_that_no_disk_takes_are_told_and_hold_up_nobody(watch, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("elastic.launch.hang_watch._WRITTEN_WITHIN_S", 0.05)
+    os.mkfifo(file := tmp_path / "a-stacks-1.txt")  # who opens it to write waits for a reader
+    with subprocess.Popen([sys.executable, "-c", HOLDER, watch.paths], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline() == "here\n"
+            SYSTEM_CLOCK.sleep(0.05)
+            assert set(watch.look([process.pid])[0]) == {process.pid}
+        finally:
+            process.kill()
+    assert "does the disk stall?" in caplog.text
+    assert "in hold" in caplog.text
+    with file.open() as waiting:
+        assert "in hold" in waiting.read()
+
+
 def test_one_that_offers_no_stacks_is_not_harmed(watch):
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         with tempfile.TemporaryFile() as file:

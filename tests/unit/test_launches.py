@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import ExitStack
 from itertools import count
 
@@ -15,6 +16,7 @@ from elastic.clock import ManualClock
 from elastic.config.load import resolve
 from elastic.errors import CheckpointError, Fenced, RunMismatch, StoreUnavailable, UsageError
 from elastic.launch.tenure import Tenure, launch_in
+from elastic.rendezvous.model import MemberState
 
 STORAGE = PosixStorage()
 OLD = Mark(launch="old", agent="a", beat=3)
@@ -123,19 +125,19 @@ class Job:
     def __init__(self, root):
         self.root, self.leads, self.others, self.events, self.woken = str(root), True, False, [], 0
 
-    def tenure(self, launch, agent, *, found=None, storage=STORAGE):
+    def tenure(self, launch, agent, *, found=None, storage=STORAGE, members=("a", "b", "y", "z")):
         return Tenure(
             self.root, launch=launch, agent=agent, found=found, storage=storage, leads=lambda: self.leads,
-            others=self._others, emit=self.events.append, wake=self._wake,
+            members=lambda: self._members(members), emit=self.events.append, wake=self._wake,
         )  # fmt: skip
 
     def mark(self):
         return read_mark(self.root, storage=STORAGE)
 
-    def _others(self):
+    def _members(self, agents):
         if self.others is None:
             raise StoreUnavailable("etcd is away")
-        return self.others
+        return dict.fromkeys(agents, MemberState.IDLE if self.others else MemberState.LEAVING)
 
     def _wake(self):
         self.woken += 1
@@ -229,6 +231,41 @@ def test_who_did_not_write_the_mark_does_not_end_it(job):
     assert not job.mark().over
 
 
+def beat_in_turns(one, other, times):
+    for _ in range(times):
+        one.beat()
+        other.beat()
+
+
+def test_of_two_jobs_of_one_name_with_an_etcd_each_the_younger_ends(job):
+    older, younger = job.tenure("x", "a"), job.tenure("x", "stranger", members=["stranger"])
+    for _ in range(5):
+        older.beat()
+    beat_in_turns(younger, older, 3)
+    assert job.woken == 0, "one sign may have been on its way"
+    beat_in_turns(younger, older, 1)
+    assert job.woken == 1
+    with pytest.raises(RunMismatch, match=r"another job 'x' trains into .*Name the same endpoints") as caught:
+        younger.check()
+    assert caught.value.exit_code == 64
+    assert "another etcd" in younger.lost()
+    beat_in_turns(older, older, 3)
+    older.check()
+
+
+@pytest.mark.parametrize("why", ["members", "away", "led"])
+def test_agents_of_one_job_never_take_each_other_for_strangers(job, why):
+    members = ["a", "c"] if why == "members" else ["nobody"]
+    one, other = (job.tenure("x", agent, members=members) for agent in ("a", "c"))
+    if why == "away":
+        job.others = None
+    beat_in_turns(one, other, 2)
+    job.leads = why != "led"
+    beat_in_turns(one, other, 10)
+    one.check()
+    other.check()
+
+
 def test_a_disk_that_is_away_for_a_while_ends_nobody(job, caplog):
     class Away(PosixStorage):
         def replace(self, path, data):
@@ -239,6 +276,25 @@ def test_a_disk_that_is_away_for_a_while_ends_nobody(job, caplog):
     tenure.beat()
     assert caplog.text.count("cannot be renewed") <= 1
     tenure.check()
+    assert tenure.lost() == ""
+
+
+def test_a_disk_that_stalls_lets_nothing_be_committed_and_holds_up_nobody(job, monkeypatch):
+    gate, asked = threading.Event(), []
+
+    class Stalled(PosixStorage):
+        def read(self, path):
+            asked.append(path)
+            assert gate.wait(30)
+            return super().read(path)
+
+    monkeypatch.setattr("elastic.launch.tenure._ANSWER_S", 0.05)
+    job.tenure("x", "a").beat()
+    tenure = job.tenure("x", "a", storage=Stalled())
+    with pytest.raises(StoreUnavailable, match="does the disk stall"):
+        tenure.lost()
+    assert asked
+    gate.set()
     assert tenure.lost() == ""
 
 
