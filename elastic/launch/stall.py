@@ -130,7 +130,8 @@ def decide(found: Situation) -> Patience | Ask | GiveUp:
             )
         until_s = min(until_s, found.unconfirmed_since_s + found.unconfirmed_limit_s) if not stalled else until_s
     if not stalled:
-        return Patience(until_s=until_s, reason="the world advances")
+        # No later: patience shrinks as steps are seen, from the unknown of a generation's begin above all.
+        return Patience(until_s=min(until_s, found.now_s + LEAST_PATIENCE_S), reason="the world advances")
     if found.asked_s is not None and found.now_s < found.asked_s + AGAIN_S:
         return Patience(until_s=found.asked_s + AGAIN_S, reason=f"asked, and no step was done for {quiet_s:.1f} s")
     return Ask(

@@ -63,6 +63,18 @@ def test_a_long_save_makes_patient_for_a_while_only():
     assert pace.patience_s == pytest.approx(0.5)
 
 
+def test_patience_is_looked_at_anew_as_steps_become_known():
+    """Frozen after the first steps of a generation: found by how long these took, not by what was guessed before."""
+    fresh = paced()
+    now_s = fresh.advanced_s
+    verdict = decide(Situation(now_s=now_s, pace=fresh, peers=2))
+    assert isinstance(verdict, Patience)
+    known = paced(0.03, 0.03, 0.03)
+    verdict = decide(Situation(now_s=verdict.until_s, pace=known, peers=2))
+    assert isinstance(verdict, Patience)
+    assert verdict.until_s <= known.advanced_s + stall.LEAST_PATIENCE_S
+
+
 def test_other_ranks_of_one_step_do_not_count_as_steps():
     pace = paced(1.0, 1.0)
     again = pace.advanced(step=pace.step, now_s=pace.advanced_s + 0.001)
