@@ -78,7 +78,7 @@ class Stage:
             ConfigError: rendezvous options that cannot be understood.
             StoreUnavailable: there is no way to etcd.
         """
-        self.clock, self._settings, self._node = clock, settings, node
+        self.clock, self._settings, self._node, self._launch = clock, settings, node, launch
         self.wake = WakePipe()
         self.ready: ReadyWorkers | None = None
         """What forks the workers; None where each is a new Python."""
@@ -118,15 +118,14 @@ class Stage:
         )
         self.coordinator = self.handler.coordinator
         self._tenure = launch.tenure(
-            save_root, coordinator=self.coordinator, emit=self.observer.emit, wake=self.wake.wake, clock=clock
+            coordinator=self.coordinator, emit=self.observer.emit, wake=self.wake.wake, clock=clock
         )
         self.stall = self._stall_watch()
 
     def _announce(self, exporter: str) -> None:
         """Tell that this agent is there, and keep telling a trainer of trainers how far the run is where one asks."""
-        training, leads = self._settings.training, lambda: self.coordinator.is_leader
+        training, told, leads = self._settings.training, self._telemetry.metrics, lambda: self.coordinator.is_leader
         goal = training.steps * training.global_batch_size
-        told = self._telemetry.metrics
         tell_trainer(os.environ, source=told, leads=leads, goal_samples=goal, clock=self.clock, stack=self._stack)
         self.observer.emit(
             AgentStarted(
@@ -204,8 +203,9 @@ class Stage:
         )
         self._stack.callback(self.coordinator.stop)
         self.signals.check()
-        self.coordinator.start(slots=slots, exporter=exporter, ask=self.ready is None)
+        self.coordinator.start(slots=slots, exporter=exporter, ask=self.ready is None and not self._launch.doubtful)
         self._member = True
+        self._launch.await_silence(coordinator=self.coordinator, check=self.signals.check, clock=self.clock)
         if self._tenure is not None:
             self._tenure.start(self._stack)
         self._telemetry.metrics.watch_lease(lambda: self.coordinator.lease_valid_until_s)
@@ -273,8 +273,7 @@ class Stage:
         return membership
 
     def check(self) -> None:
-        """Raises Fenced where another agent has this node's name, or another launch the save path; RunMismatch where
-        another job of the same name has it."""
+        """Raises Fenced or RunMismatch where somebody else has this node's name or the save path by now."""
         self.coordinator.check()
         if self._tenure is not None:
             self._tenure.check()

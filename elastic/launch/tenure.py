@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from elastic.checkpoint.launches import BEAT_S, UNREADABLE, Mark, await_turn, read_mark, write_mark
+from elastic.checkpoint.launches import BEAT_S, SILENT_S, UNREADABLE, Mark, await_turn, read_mark, write_mark
 from elastic.checkpoint.locating import local_dir, storage_for
 from elastic.checkpoint.root import claim, named_launch
 from elastic.checkpoint.seams import refuse_locked
@@ -28,6 +28,9 @@ logger = logging.getLogger(__name__)
 _END_S = 10.0
 _ANSWER_S = 2.0
 """How long a disk may take when a worker waits for it."""
+_POLL_S = 0.2
+_SIGNS = 2
+"""Signs of life after which another etcd is believed: one that lost its data soon knows of its run again."""
 _STRANGE = 3
 """Signs of life of a stranger in a row until it is believed: one may have been on its way."""
 _LED_S = 1.0
@@ -41,12 +44,49 @@ class Launch:
 
     job_id: str
     name: str
+    root: str
     found: Mark | None
     shared: bool
 
+    @property
+    def doubtful(self) -> bool:
+        """Whether agents of this name may be at work there, with an etcd that this one does not know."""
+        found = self.found
+        return self.shared and found is not None and not found.over and found.launch == self.name
+
+    def await_silence(self, *, coordinator: Coordinator, check: Callable[[], None], clock: Clock) -> None:
+        """Where that is in doubt, and etcd does not know of the run: until they give no sign of life.
+
+        `check` is called again and again, and may raise.
+
+        Raises:
+            RunMismatch: they do.
+            StoreError: etcd cannot be asked.
+        """
+
+        def known() -> bool:
+            return coordinator.world() is not None or coordinator.commit_record() is not None
+
+        if not self.doubtful or known():
+            return
+        logger.info(
+            "%s was trained into under this name, of which this etcd does not know: waiting for a sign", self.root
+        )
+        seen, signs, since_s = self.found, 0, clock.monotonic_s()
+        while not known() and clock.monotonic_s() < since_s + SILENT_S:
+            check()
+            clock.sleep(_POLL_S)
+            with contextlib.suppress(OSError):
+                mark = read_mark(self.root, storage=storage_for(self.root))
+                if mark is None or mark.over:
+                    return
+                if mark != seen:
+                    seen, signs, since_s = mark, signs + 1, clock.monotonic_s()
+            if signs >= _SIGNS:
+                raise RunMismatch(_double(self.name, self.root, seen))
+
     def tenure(
         self,
-        root: str,
         *,
         coordinator: Coordinator,
         emit: Emit,
@@ -66,11 +106,11 @@ class Launch:
             return {each.agent: each.state for each in coordinator.members()}
 
         return Tenure(
-            root,
+            self.root,
             launch=self.name,
             agent=coordinator.identity.agent,
             found=self.found,
-            storage=storage_for(root),
+            storage=storage_for(self.root),
             leads=lambda: coordinator.is_leader and confirmed(),
             members=members,
             emit=emit,
@@ -93,7 +133,7 @@ def launch_in(settings: Settings, *, run_id: str, clock: Clock) -> Launch:
     if shared:
         refuse_locked(local_dir(root))
         found = await_turn(root, launch=name, storage=storage_for(root), clock=clock, tell=logger.info)
-    return Launch(job_id=identity.job_id, name=name, found=found, shared=shared)
+    return Launch(job_id=identity.job_id, name=name, root=root, found=found, shared=shared)
 
 
 class Tenure:
@@ -203,11 +243,7 @@ class Tenure:
         self._strange += 1
         if self._strange < _STRANGE or (mark.beat, mark.agent) < (self._beat, self._agent):
             return
-        self._taken = RunMismatch(
-            f"another job {self._launch!r} trains into {self._root}: agent {mark.agent} gives signs of life there and "
-            "is not a member of this job, so it has another etcd. Name the same endpoints on all nodes, or give each "
-            "job a save path and an id of its own"
-        )
+        self._taken = RunMismatch(_double(self._launch, self._root, mark))
         self._wake()
 
     def _is_member(self, agent: str) -> bool:
@@ -233,3 +269,12 @@ class Tenure:
             if self._stopping.wait(BEAT_S if self._beat else _LED_S):
                 break
         self._leave()
+
+
+def _double(launch: str, root: str, mark: Mark | None) -> str:
+    agent = mark.agent if mark is not None else "?"
+    return (
+        f"another job {launch!r} trains into {root}: agent {agent} gives signs of life there and is not a member of "
+        "this job, so it has another etcd. Name the same endpoints on all nodes, or give each job a save path and an "
+        "id of its own"
+    )
