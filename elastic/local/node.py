@@ -59,7 +59,8 @@ class Node:
 
     def workers(self) -> list[int]:
         """The pids of the workers that run now."""
-        return [pid for pid in children(self.pid) if not _is_helper(pid)]
+        agent = _command(self.pid)
+        return [pid for pid in children(self.pid) if _is_worker(_command(pid), agent=agent)]
 
     def signal(self, number: signal.Signals) -> None:
         """Signal the agent alone."""
@@ -98,13 +99,18 @@ def children(pid: int) -> list[int]:
 _HELPERS = (b"elastic.rendezvous.lease_keeper", b"elastic/launch/zygote.py")
 
 
-def _is_helper(pid: int) -> bool:
-    """Whether it is the agent's lease keeper or its zygote, which are no workers."""
+def _command(pid: int) -> bytes:
+    """Its command line; empty where it has ended."""
     try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
-        return False
-    return any(name in command for name in _HELPERS)
+        return b""
+
+
+def _is_worker(command: bytes, *, agent: bytes) -> bool:
+    """Whether a child of an agent is one: not its lease keeper or zygote, nor one that bears the agent's own command
+    line still, since it has yet to become what it will be."""
+    return command not in (b"", agent) and not any(name in command for name in _HELPERS)
 
 
 def descendants(pid: int) -> list[int]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import random
 import signal
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from elastic.events import StepCommitted, WorkerLost, WorkerStayed, read_records
+from elastic.events import Record, Restored, StepCommitted, WorkerLost, WorkerStarted, WorkerStayed, read_records
 from elastic.history import audit_run
 from elastic.local.cluster import Cluster
 from elastic.local.etcd import EtcdServer
@@ -31,6 +32,12 @@ EXACT = {
     "ELASTIC__OPTIMIZER__WARMUP_SAMPLES": "300",
 }
 """6 slots, the last of two samples; dropout, clipping, AdamW, warm-up and cosine."""
+COLD = {
+    "ELASTIC__LAUNCH__REJOIN": "false",
+    "ELASTIC__LAUNCH__READY_WORKERS": "false",
+    "ELASTIC__CHECKPOINT__MEMORY_EVERY_STEPS": "0",
+}
+"""No rung of the ladder but the last one: every worker starts anew, every state comes from the disk."""
 AUTOCAST = {"ELASTIC__JOB__TARGET": "tests.harness.exact_job:job"}
 PLAN = (
     "a step is 6 micro-batches; by workers: 1: 6 each, 0% idle; 2: 3 each, 0% idle, 2 sums; 3: 2 each, 0% idle; "
@@ -64,14 +71,33 @@ def assert_same_losses(run: Cluster, alone: Path) -> None:
     assert [r.event.iteration for r in steps(run.save_path) if r.event.loss != expected[r.event.iteration]] == []
 
 
+def assert_rungs(records: list[Record], *, cold: bool) -> None:
+    """Which rungs of the ladder were taken: all workers anew and from the disk, or some that stayed."""
+    stayed = sum(isinstance(r.event, WorkerStayed) for r in records)
+    tiers = Counter(r.event.tier for r in records if isinstance(r.event, Restored))
+    paths = {r.event.path for r in records if isinstance(r.event, WorkerStarted)}
+    if cold:
+        assert (stayed, paths, tiers.keys() - {"none"}) == (0, {"reexec"}, {"disk"})
+        assert tiers["disk"] >= 3 + 1 + 2 + 1, tiers
+    else:
+        assert stayed, tiers
+        assert tiers.keys() & {"process", "memory", "peer"}, tiers
+
+
 def steps(save_path: Path):
     return [r for r in read_records(save_path / "events") if isinstance(r.event, StepCommitted)]
 
 
 @pytest.mark.parametrize(
     ("seed", "strategy", "more"),
-    [(0, "replicate", {}), (1, "replicate", AUTOCAST), (2, "fsdp2", {}), (3, "fsdp2", AUTOCAST)],
-    ids=["replicate", "replicate, autocast", "fsdp2", "fsdp2, autocast"],
+    [
+        (0, "replicate", {}),
+        (1, "replicate", AUTOCAST),
+        (2, "fsdp2", {}),
+        (3, "fsdp2", AUTOCAST),
+        (4, "replicate", COLD),
+    ],
+    ids=["replicate", "replicate, autocast", "fsdp2", "fsdp2, autocast", "cold restarts alone"],
 )
 def test_four_three_one_two_with_kills_at_random_moments(
     tmp_path: Path, etcd: EtcdServer, seed: int, strategy: str, more: dict[str, str]
@@ -110,6 +136,7 @@ def test_four_three_one_two_with_kills_at_random_moments(
         assert exact_account(run).steps == 800
         assert {r.event.world_size for r in steps(run.save_path)} == {1, 2, 3, 4}
         assert PLAN in run.nodes["a"].log.read_text()
+        assert_rungs(read_records(run.save_path / "events"), cold=more is COLD)
         assert_same_losses(run, tmp_path / "alone" / "checkpoint")
         assert_same_bits(run.save_path, tmp_path / "alone" / "checkpoint")
 
