@@ -30,5 +30,5 @@ def limited(work: Callable[[], T], *, limit_s: float, what: str) -> T:
         return future.result(limit_s)
     except TimeoutError as error:
         if future.done():
-            raise  # the work's own
+            return future.result()  # at the last moment, or a TimeoutError of the work's own
         raise TimeoutError(f"{what} takes longer than {limit_s:g} s: does the disk stall?") from error

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from elastic import events
 from elastic.checkpoint.background import Pending, Start
@@ -38,19 +39,23 @@ class Caretaker:
         self._emit = emit
         self._start = start
         self._working: Pending[str] | None = None
+        self._next: tuple[int, str] | None = None
+        self._since: set[str] = set()
 
     def begin(self, committed: int, manifest_digest: str) -> None:
-        """An iteration was committed: delete what may go now.
-
-        Not where that is still under way for an earlier one: what it leaves goes after the next commit.
-        """
-        if self._working is None or self._working.done():
-            self.look(wait=False)
-            self._working = self._start(lambda: self._make_room(committed, manifest_digest))
+        """An iteration was committed: delete what may go now, or as soon as that is done for an earlier one."""
+        self._since.add(manifest_digest)
+        self._next = (committed, manifest_digest)
+        self.look(wait=False)
 
     def look(self, *, wait: bool) -> None:
-        """Tell what went wrong, once that is known. `wait` until it is."""
-        if self._working is not None and (wait or self._working.done()):
+        """Tell what went wrong, once that is known, and go on with what was committed meanwhile. `wait` for all."""
+        while True:
+            if self._working is None and self._next is not None:
+                (committed, manifest_digest), self._next = self._next, None
+                self._working = self._start(partial(self._make_room, committed, manifest_digest))
+            if self._working is None or not (wait or self._working.done()):
+                return
             fault, self._working = self._working.result(), None
             if fault:
                 self._emit(events.Notice(text=fault))
@@ -80,7 +85,9 @@ class Caretaker:
                 keep_every_steps=settings.keep_every_steps,
                 storage=storage,
             )
-            kept = make_room(root, chosen, storage=storage, record=self._committer.record, nonce=self._nonce)
+            # Read back is what was committed then; what this process has committed since is newer, and chose nothing.
+            record, nonce = self._committer.record, self._nonce
+            kept = make_room(root, chosen, storage=storage, record=record, nonce=nonce, since=self._since)
         except (OSError, StoreError) as error:
             return f"old iterations could not be deleted: {error}"
         _log.debug("deleted %s: %s", kept.deleted, kept.reason)

@@ -37,8 +37,11 @@ from elastic.checkpoint.writing import write_image
 from elastic.clock import SYSTEM_CLOCK, Clock
 from elastic.errors import Fenced
 from elastic.failpoint import failpoint
+from elastic.limited import limited
 
 logger = logging.getLogger(__name__)
+
+_REMOVED_WITHIN_S = 1.0
 
 
 class Saving:
@@ -87,14 +90,19 @@ class Saving:
         Raises:
             PeerLost: from the group.
         """
-        done = self._working.result()
+        outcome = self._go_on(self._working.result())
+        if outcome is not None and not outcome.committed:
+            self._remove()
+        return outcome
+
+    def _go_on(self, done: dict[str, Any]) -> Outcome | None:
         if self._collected:
             return self._ground.decide(lambda: self._count(done))
         over = self._ground.collect(done, temp=self._temp)
         self._collected = True
         failpoint("checkpoint.2")
         if over is not None:
-            return self._give_up(over)
+            return failed(over)
         # 3.-6. Who leads a directory does the rest there; the others are ready at once.
         self._working = (self._start if self._ground.lead else at_once)(lambda: attempt(self._publish))
         return None
@@ -133,14 +141,14 @@ class Saving:
     def _count(self, published: dict[str, Any]) -> Outcome:
         standing = self._ground.standing(published)
         if standing.fault is not None:
-            return self._give_up(standing.fault, stale=standing.stale)
+            return failed(standing.fault, stale=standing.stale)
         data = self._ground.manifest()
         manifest = Manifest.from_bytes(data)
         # 7. THE COMMIT: from here on it is what a restart restores.
         record = record_of(manifest, data)
         verdict = self._ground.ask(lambda: self._committer.commit(record))
         if not verdict.granted:
-            return self._give_up(f"not committed: {verdict.reason}", stale=verdict.stale)
+            return failed(f"not committed: {verdict.reason}", stale=verdict.stale)
         failpoint("checkpoint.7")
         # 8. The tracker follows, for readers that know no record. Behind, it misleads nobody: the next save repairs
         # it. A process that was paused since point 7 leaves it alone: others may have gone on.
@@ -160,13 +168,13 @@ class Saving:
             left_out=standing.left_out,
         )
 
-    def _give_up(self, reason: str, *, stale: bool = False) -> Outcome:
-        self._remove()
-        return failed(reason, stale=stale)
-
     def _remove(self) -> None:
-        if self._ground.lead:
-            attempt(lambda: self._storage.remove_tree(self._temp))
+        """By every rank: one that has lost its mount has made a directory of its own. What a disk that stalls keeps
+        is a leftover for a later save."""
+        attempt(lambda: limited(self._remove_now, limit_s=_REMOVED_WITHIN_S, what=f"removing {self._temp}"))
+
+    def _remove_now(self) -> None:
+        self._storage.remove_tree(self._temp)
 
 
 def finish(saving: Saving) -> Outcome:

@@ -26,20 +26,22 @@ class Flight:
     begun_s: float
     stall_s: float
     """How long training waited for it so far."""
+    waited_s: float = 0.0
+    """How long saves that fell due after it have waited for it."""
     stalled: str = ""
-    """What was said when it was waited for in vain."""
+    """What was said when that was in vain."""
 
 
 def stalls(flight: Flight, *, usual_s: float, group: Group, clock: Clock) -> str:
     """Wait until all ranks have done their part of a save, but not for ever: no stalled disk shall stop training.
 
-    Every rank calls it. `usual_s`: how long saves took so far; twice as much is waited, once for each save: one that
-    stalled is only looked at from then on. Returns what there is to say where that was not enough, else "".
+    Every rank calls it. `usual_s`: how long saves took so far; twice as much is waited for each save in all: one that
+    stalls longer is only looked at from then on. Returns what there is to say where that was not enough, else "".
 
     Raises:
         PeerLost: from the group.
     """
-    until_s = clock.monotonic_s() + (0.0 if flight.stalled else max(_PATIENCE_S, 2 * usual_s))
+    until_s = clock.monotonic_s() + max(_PATIENCE_S, 2 * usual_s) - flight.waited_s
     while not flight.saving.ready and clock.monotonic_s() < until_s:
         clock.sleep(_LOOK_S)
     slow = [rank for rank, ready in enumerate(share(group, flight.saving.ready)) if not ready]
@@ -48,13 +50,17 @@ def stalls(flight: Flight, *, usual_s: float, group: Group, clock: Clock) -> str
     return text + "Training goes on" if slow else ""
 
 
-def release(left: list[Flight], now: Flight | None, snapshots: Snapshots, *, given_up: bool = False) -> list[Flight]:
-    """Let memory that nobody reads any more be written again. `left`: saves of older generations; returns those that
-    still read theirs. `given_up`: all of them come to nothing.
+def release(left: list[Flight], now: Flight | None, snapshots: Snapshots) -> list[Flight]:
+    """Let memory that nobody reads any more be written again. `left`: saves of older generations, which come to
+    nothing; returns those that still read theirs.
     """
-    for flight in (*left, *((now,) if now is not None else ())):
-        # Of parts only when that is known of all ranks, new ones too: they choose the next arena alike.
-        if flight.copied is not None and (given_up if snapshots.parts else flight.saving.written):
+    # Of parts only when that is known of all ranks, new ones too: they choose the next arena alike. So those of older
+    # generations at once, and the present one's at its end.
+    done = [each for each in left if snapshots.parts or each.saving.written]
+    if now is not None and now.saving.written and not snapshots.parts:
+        done.append(now)
+    for flight in done:
+        if flight.copied is not None:
             snapshots.give_back(flight.copied)
     return [each for each in left if not (snapshots.parts or each.saving.written)]
 

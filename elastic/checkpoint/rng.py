@@ -22,8 +22,7 @@ def capture_rng(rank: int) -> dict[str, Tensor]:
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         states["cuda"] = torch.cuda.get_rng_state()
     if (numpy := sys.modules.get("numpy")) is not None:
-        kind, keys, at, has_gauss, gauss = numpy.random.get_state()
-        states["numpy"] = _to_tensor([kind, keys.tolist(), at, has_gauss, gauss])
+        states["numpy"] = _to_tensor(numpy.random.get_state())
     if (random := sys.modules.get("random")) is not None:
         states["random"] = _to_tensor(random.getstate())
     return {f"{PREFIX}{rank}.{kind}": state for kind, state in states.items()}
@@ -38,8 +37,8 @@ def apply_rng(tensors: Mapping[str, Tensor], *, rank: int) -> bool:
     if "cuda" in states and torch.cuda.is_available():
         torch.cuda.set_rng_state(states["cuda"])
     if "numpy" in states and (numpy := sys.modules.get("numpy")) is not None:
-        kind, keys, at, has_gauss, gauss = _from_tensor(states["numpy"])
-        numpy.random.set_state((kind, keys, at, has_gauss, gauss))
+        state = _from_tensor(states["numpy"])
+        numpy.random.set_state(tuple(state) if isinstance(state, list) else state)  # another generator's is a dict
     if "random" in states and (random := sys.modules.get("random")) is not None:
         version, keys, gauss = _from_tensor(states["random"])
         random.setstate((version, tuple(keys), gauss))
@@ -49,7 +48,7 @@ def apply_rng(tensors: Mapping[str, Tensor], *, rank: int) -> bool:
 def _to_tensor(state: Any) -> Tensor:
     """Filled up with spaces: numbers are now longer, now shorter, and an arena keeps its layout only where no tensor
     changes its size."""
-    text = json.dumps(state).encode()
+    text = json.dumps(state, default=lambda array: array.tolist()).encode()
     return torch.frombuffer(bytearray(text.ljust(-(-len(text) // _STEP_BYTES) * _STEP_BYTES)), dtype=torch.uint8)
 
 

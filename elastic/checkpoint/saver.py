@@ -69,7 +69,7 @@ class Saver:
         """Work in this generation from here on; a save under way in the one before is given up."""
         if self._flight is not None:
             self._left.append(self._flight)
-        self._left = release(self._left, None, self._snapshots, given_up=True)
+        self._left = release(self._left, None, self._snapshots)
         self._flight, self._service = None, service
         self._group, places, weights_only = service.group, service.places, self._settings.no_save_optim
         self.taker = Taker(group=self._group, places=places, prefix=self._prefix, weights_only=weights_only)
@@ -139,9 +139,7 @@ class Saver:
     def settle(self) -> SaveResult | None:
         """Wait for the save under way, if there is one, and until there is room again. Every rank calls it at the same
         boundary. Raises as `save`."""
-        result = None
-        while self._flight is not None:
-            result = self.advance(all_ready=True)
+        result = self._land()
         if self._caretaker is not None:
             self._caretaker.look(wait=True)
         return result
@@ -157,7 +155,7 @@ class Saver:
         """
         if not self._settings.enable_save or self._service.identity is None:
             return unsaved(meta, "saving is off")
-        earlier, why = (self.settle(), "") if wait else self._clear()
+        earlier, why = (self._land(), "") if wait else self._clear()
         if why:
             self._skipped += 1
             return unsaved(meta, why)
@@ -178,6 +176,12 @@ class Saver:
         draft = self.draft(meta, captured, judge_health(meta.signs).status)
         return self._snapshots.keep(draft, self.taker.to_keep(captured), captured)
 
+    def _land(self) -> SaveResult | None:
+        result = None
+        while self._flight is not None:
+            result = self.advance(all_ready=True)
+        return result
+
     def _clear(self) -> tuple[SaveResult | None, str]:
         """How the save under way ended, waited for within limits; else why one that is due is left out."""
         flight, result = self._flight, None
@@ -194,8 +198,10 @@ class Saver:
         stalled = stalls(flight, usual_s=self._usual_s, group=self._group, clock=self._clock)
         if stalled and not flight.stalled:
             self._tell(events.Notice(text=stalled))
-        stall_s = flight.stall_s + self._clock.monotonic_s() - begun_s
-        self._flight = replace(flight, stall_s=stall_s, stalled=stalled)
+        waited_s = self._clock.monotonic_s() - begun_s
+        self._flight = replace(
+            flight, stall_s=flight.stall_s + waited_s, waited_s=flight.waited_s + waited_s, stalled=stalled
+        )
         return stalled
 
     def _ended(self, flight: Flight, outcome: Outcome) -> SaveResult:

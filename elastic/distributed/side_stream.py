@@ -7,6 +7,7 @@ costs a step what the transfer takes from pinned memory, a fraction of what it t
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import weakref
 from collections.abc import Callable, Sequence
@@ -20,7 +21,12 @@ logger = logging.getLogger(__name__)
 
 
 def _on_gpu(tensor: Tensor) -> bool:
-    return tensor.is_cuda
+    """Of the present one: what lies on another is waited for, since its streams know nothing of these."""
+    return tensor.is_cuda and tensor.get_device() == torch.cuda.current_device()
+
+
+def _launch() -> None:
+    torch.zeros(1, device="cuda").add_(1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,10 +38,17 @@ class _UnderWay:
 
 
 class SideStream:
-    """`elastic.checkpoint.copying.Copier` of this worker's present GPU."""
+    """`elastic.checkpoint.copying.Copier` of this worker's present GPU, on whose current stream the training is."""
 
-    def __init__(self, cuda: Any = torch.cuda, *, on_device: Callable[[Tensor], bool] = _on_gpu) -> None:
-        self._cuda, self._on_device = cuda, on_device
+    def __init__(
+        self,
+        cuda: Any = torch.cuda,
+        *,
+        on_device: Callable[[Tensor], bool] = _on_gpu,
+        launch: Callable[[], None] = _launch,
+    ) -> None:
+        """`launch`: has the GPU do anything."""
+        self._cuda, self._on_device, self._launch = cuda, on_device, launch
         self._stream = cuda.Stream()
 
     def lend(self, memory: memoryview) -> None:
@@ -45,6 +58,8 @@ class SideStream:
         refused = int(runtime.cudaHostRegister(address, len(memory), 0))
         if refused:
             logger.warning("%d bytes could not be pinned (CUDA error %d): copies take longer", len(memory), refused)
+            with contextlib.suppress(RuntimeError):
+                self._launch()  # CUDA keeps the refusal, and torch would raise it at whatever is launched next
             return
         # Before the memory is unmapped: of callbacks on one object the youngest is called first.
         weakref.finalize(memory.obj, runtime.cudaHostUnregister, address).atexit = False
@@ -64,7 +79,7 @@ class SideStream:
                 if is_far:
                     target.copy_(source, non_blocking=True)
                     source.record_stream(self._stream)  # its memory may be freed, and must not be given to others yet
-            done = self._cuda.Event()
+            done = self._cuda.Event(blocking=True)  # who waits for it sleeps
             done.record(self._stream)
         own.wait_event(done)
         return _UnderWay(done=done)

@@ -23,7 +23,7 @@ UNKNOWN_PATIENCE_S = 3.0
 """Where no step time is known: before the first steps of a generation."""
 AGAIN_S = 1.0
 """From one round of questions to the next, while nothing advances."""
-SILENCE_S = 0.3
+SILENCE_S = 0.5
 """How long an agent may take to say its name while a known step time is exceeded."""
 PATIENT_SILENCE_S = 1.0
 """The same while workers start, when machines are busy."""

@@ -65,14 +65,16 @@ class Launch:
         """
 
         def known() -> bool:
-            return coordinator.world() is not None or coordinator.commit_record() is not None
+            if coordinator.world() is not None or coordinator.commit_record() is not None:
+                return True
+            return seen is not None and any(each.agent == seen.agent for each in coordinator.members())
 
+        seen, signs, since_s = self.found, 0, clock.monotonic_s()
         if not self.doubtful or known():
             return
         logger.info(
             "%s was trained into under this name, of which this etcd does not know: waiting for a sign", self.root
         )
-        seen, signs, since_s = self.found, 0, clock.monotonic_s()
         while not known() and clock.monotonic_s() < since_s + SILENT_S:
             check()
             clock.sleep(_POLL_S)
@@ -82,7 +84,7 @@ class Launch:
                     return
                 if mark != seen:
                     seen, signs, since_s = mark, signs + 1, clock.monotonic_s()
-            if signs >= _SIGNS:
+            if signs >= _SIGNS and not known():
                 raise RunMismatch(_double(self.name, self.root, seen))
 
     def tenure(

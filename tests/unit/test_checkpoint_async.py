@@ -8,50 +8,18 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from elastic.checkpoint.manifest import FileFacts
 from elastic.checkpoint.memory import MemoryTier, Places
 from elastic.checkpoint.room import Room
 from elastic.checkpoint.seams import CommitVerdict
-from elastic.checkpoint.storage import PosixStorage
-from elastic.clock import SYSTEM_CLOCK, ManualClock
+from elastic.clock import SYSTEM_CLOCK
 from elastic.errors import Fenced, UsageError
 from tests.harness import until as wait
 from tests.harness.checkpoints import Bench, make_run, meta, same
 from tests.harness.faulty_storage import Died, Fault, FaultyStorage
+from tests.harness.gate import Gate
 from tests.harness.ranks import run_ranks
 
 LIMIT_S = 30.0
-
-
-class Gate(PosixStorage):
-    """A disk that does one thing, writing shards unless it is told another, only once the gate is open."""
-
-    def __init__(self) -> None:
-        self.open = threading.Event()
-        self.asked = threading.Event()
-        self.stalls = "write .safetensors"
-
-    def write(self, path: str, data: bytes | memoryview) -> None:
-        self._pass(f"write {path}")
-        super().write(path, data)
-
-    def make_dir(self, path: str) -> None:
-        self._pass(f"make_dir {path}")
-        super().make_dir(path)
-
-    def publish(self, path: str, target: str) -> None:
-        self._pass(f"publish {target}")
-        super().publish(path, target)
-
-    def facts(self, path: str) -> FileFacts:
-        self._pass(f"facts {path}")
-        return super().facts(path)
-
-    def _pass(self, what: str) -> None:
-        done, _, end = self.stalls.partition(" ")
-        if what.startswith(done) and what.endswith(end):
-            self.asked.set()
-            assert self.open.wait(LIMIT_S)
 
 
 def until(done: Callable[[], bool]) -> None:
@@ -130,55 +98,6 @@ def test_the_next_save_waits_for_the_one_before(tmp_path, gate, tier):
     other = make_run(seed=3)
     assert bench.manager().restore(other.tracked).iteration == 20
     assert same(other, run)
-
-
-@pytest.mark.parametrize("stalls", ["make_dir", "write .safetensors", "write metadata.json", "publish 0"])
-def test_but_not_for_ever(tmp_path, gate, tier, stalls):
-    """A disk that stalls does not stop training, wherever in a save: what would wait for it is left out, and the first
-    alone waits at all."""
-    bench, gate.stalls = Bench(tmp_path / "root"), stalls
-    run, clock = make_run().step(10), ManualClock()
-    manager = bench.manager(storage=gate, save_mode="async", tier=tier, clock=clock)
-    manager.save(run.tracked, meta(10), wait=False)
-    until(lambda: gate.asked.is_set() or manager.ready)
-    if not gate.asked.is_set():
-        assert manager.advance(all_ready=True) is None
-        until(gate.asked.is_set)
-    for iteration, waits_s in ((20, 10), (30, 0), (40, 0)):
-        before_s = clock.monotonic_s()
-        left_out = manager.save(run.step(10).tracked, meta(iteration), wait=False)
-        assert waits_s <= clock.monotonic_s() - before_s < waits_s + 1
-        assert "iteration 10 is being written by ranks [0]" in left_out.reason
-    assert bench.kinds() == ["notice"]
-    gate.open.set()
-    assert manager.settle().iteration == 10
-    assert bench.events[-1].skipped == 3
-    manager.save(run.step(10).tracked, meta(50), wait=False)
-    assert manager.settle().saved
-    other = make_run(seed=3)
-    assert bench.manager().restore(other.tracked).iteration == 50
-    assert same(other, run)
-
-
-def test_what_makes_room_is_waited_for_at_the_end_alone(tmp_path, gate, tier):
-    bench, gate.stalls = Bench(tmp_path / "root"), "facts"
-    run = make_run().step(10)
-    manager = bench.manager(storage=gate, save_mode="async", save_max=1, tier=tier, clock=SYSTEM_CLOCK)
-    manager.save(run.tracked, meta(10))
-    assert not gate.asked.is_set(), "there is nothing to delete"
-    for iteration in (20, 30, 40):
-        manager.save(run.step(10).tracked, meta(iteration), wait=False)
-        until(lambda: manager.ready)
-        assert manager.advance(all_ready=True) is None
-        until(lambda: manager.ready)
-        assert manager.advance(all_ready=True).saved
-    assert gate.asked.is_set()
-    kept = ["iteration_00000010", "iteration_00000020", "iteration_00000030", "iteration_00000040"]
-    assert sorted(path.name for path in bench.root.glob("iteration_*")) == kept
-    gate.open.set()
-    manager.settle()
-    assert manager.save(run.step(10).tracked, meta(50)).saved
-    assert sorted(path.name for path in bench.root.glob("iteration_*")) == ["iteration_00000050"]
 
 
 def test_or_is_left_out_and_counted(tmp_path, gate, tier):

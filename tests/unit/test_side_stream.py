@@ -24,7 +24,8 @@ class Noted:
     def Stream(self) -> Any:
         return Stream("side", self.said)
 
-    def Event(self) -> Any:
+    def Event(self, *, blocking: bool) -> Any:
+        assert blocking
         return Event(self.said)
 
     def current_stream(self) -> Any:
@@ -95,7 +96,12 @@ def mapped(address: int) -> bool:
 
 def device(**how: int) -> tuple[Noted, SideStream]:
     cuda = Noted(**how)
-    return cuda, SideStream(cuda, on_device=lambda tensor: isinstance(tensor, Far))
+
+    def launch() -> None:
+        cuda.said.append("launch")
+        raise RuntimeError("CUDA error: out of memory")  # as torch does once after a refusal
+
+    return cuda, SideStream(cuda, on_device=lambda tensor: isinstance(tensor, Far), launch=launch)
 
 
 def test_copies_follow_on_the_training_and_the_training_on_them():
@@ -141,6 +147,7 @@ def test_where_pinning_is_refused_it_is_told_and_never_undone(caplog):
     memory = Mapping(None, 4096)
     stream.lend(memory.data)
     assert "could not be pinned (CUDA error 2)" in caplog.text
+    assert cuda.said[-1] == "launch", "CUDA's last error is taken away"
     del memory
     gc.collect()
     assert cuda.pinned == []
