@@ -11,7 +11,8 @@ T = TypeVar("T")
 
 
 def limited(work: Callable[[], T], *, limit_s: float, what: str) -> T:
-    """Do it in a thread of its own, which goes on where it is given up; a process that ends does not wait for it.
+    """Do it in a thread of its own, which goes on where it is given up. The interpreter's end does not wait for it; the
+    kernel's end of the process does, for a call that waits for a disk.
 
     Raises:
         TimeoutError: it took longer. Names `what`.
