@@ -80,7 +80,7 @@ class Course:
         self._go_to(restored)
         self._known_states: Mapping[int, str] = self._settled.states
         self._loader = self._new_loader()
-        self._spent = Spent(lambda doing: self.activity.total_s(doing), clock=clock)
+        self._spent = Spent(self.activity.total_s, clock=clock)
         self._losses: deque[float] = deque(maxlen=_LOSSES)
         self._grad_norm: float | None = None
         self._pace_s, self._straggling = 0.0, Straggling()
@@ -150,7 +150,7 @@ class Course:
             pace_s=self._pace_s,
             judged=due(self.iteration + 1, self._counted(start, stop)) or stop >= self._total_samples,
         )
-        self._spent.begin()
+        self._spent.begin(self.activity.total_s)
         return Step(parts, iteration=self.iteration + 1, start=start, stop=stop)
 
     @property
@@ -217,7 +217,7 @@ class Course:
         self.iteration += 1
         self._before, self.consumed_samples = self.consumed_samples, stop
         self.run_digest = chain(self.run_digest, digest)
-        spent = self._last_times = self._spent.end()
+        spent = self._last_times = self._spent.end(self.activity.total_s)
         self._emit(
             StepCommitted(
                 iteration=self.iteration,

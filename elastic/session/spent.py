@@ -23,36 +23,39 @@ class StepTimes:
     save_s: float | None
 
 
-class Spent:
-    """Asked at the begin and at the end of each step."""
+TotalOf = Callable[[Doing], float | None]
+"""How long something was done in all."""
 
-    def __init__(self, total_s: Callable[[Doing], float | None], *, clock: Clock) -> None:
-        """`total_s`: how long something was done in all."""
-        self._total_s, self._clock = total_s, clock
+
+class Spent:
+    """Asked at the begin and at the end of each step. It keeps nobody that asks, so that nothing outlives its group."""
+
+    def __init__(self, total_s: TotalOf, *, clock: Clock) -> None:
+        self._clock = clock
         self._known_s: dict[Doing, float] = {}
         for doing in (Doing.DATA, Doing.SAVE, Doing.FLUSH):
-            self._since(doing)
-        self.begin()
+            self._since(doing, total_s)
+        self.begin(total_s)
 
-    def begin(self) -> None:
+    def begin(self, total_s: TotalOf) -> None:
         """A step begins."""
         self._began_s = self._clock.monotonic_s()
-        self._since(Doing.WAITING)
+        self._since(Doing.WAITING, total_s)
 
-    def end(self) -> StepTimes:
+    def end(self, total_s: TotalOf) -> StepTimes:
         """It is done."""
-        seconds, waited_s = self._clock.monotonic_s() - self._began_s, self._since(Doing.WAITING)
-        copied_s, flushed_s = self._since(Doing.SAVE), self._since(Doing.FLUSH)
+        seconds, waited_s = self._clock.monotonic_s() - self._began_s, self._since(Doing.WAITING, total_s)
+        copied_s, flushed_s = self._since(Doing.SAVE, total_s), self._since(Doing.FLUSH, total_s)
         return StepTimes(
             seconds=seconds,
             own_s=None if waited_s is None else max(0.0, seconds - waited_s),
-            data_s=self._since(Doing.DATA),
+            data_s=self._since(Doing.DATA, total_s),
             save_s=None if copied_s is None or flushed_s is None else copied_s + flushed_s,
         )
 
-    def _since(self, doing: Doing) -> float | None:
+    def _since(self, doing: Doing, total_of: TotalOf) -> float | None:
         """How long it was done since this was asked last."""
-        total_s = self._total_s(doing)
+        total_s = total_of(doing)
         if total_s is None:
             return None
         before_s, self._known_s[doing] = self._known_s.get(doing, total_s), total_s

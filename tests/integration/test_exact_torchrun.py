@@ -78,7 +78,8 @@ def assert_rungs(records: list[Record], *, cold: bool) -> None:
     paths = {r.event.path for r in records if isinstance(r.event, WorkerStarted)}
     if cold:
         assert (stayed, paths, tiers.keys() - {"none"}) == (0, {"reexec"}, {"disk"})
-        assert tiers["disk"] >= 3 + 1 + 2 + 1, tiers
+        # The others may have begun before anything was saved; a join saves first.
+        assert tiers["disk"] >= 2 + 2, tiers
     else:
         assert stayed, tiers
         assert tiers.keys() & {"process", "memory", "peer"}, tiers

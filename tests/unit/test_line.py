@@ -238,11 +238,20 @@ def test_an_agent_that_does_not_answer_in_time_ends_nothing(tmp_path, monkeypatc
         assert (answer.granted, answer.stale) == (False, False)
         assert "did not answer" in answer.reason
         connection, _ = listener.accept()
-        # What it says in the end belongs to a question that nobody asks any more.
-        connection.sendall(pack({"id": 1, "answer": {"granted": True, "reason": "late"}}))
         monkeypatch.setattr("elastic.link.ANSWER_LIMIT_S", LIMIT_S)
-        connection.sendall(pack({"id": 2, "answer": {"granted": False, "reason": "in time"}}))
+
+        def answer_both() -> None:
+            lines = Lines()
+            while not any(message.get("id") == 2 for message in lines.feed(connection.recv(65536))):
+                pass
+            # What it says first belongs to a question that nobody asks any more.
+            connection.sendall(pack({"id": 1, "answer": {"granted": True, "reason": "late"}}))
+            connection.sendall(pack({"id": 2, "answer": {"granted": False, "reason": "in time"}}))
+
+        agent = threading.Thread(target=answer_both)
+        agent.start()
         assert link.ask("commit").reason == "in time"
+        agent.join(LIMIT_S)
         link.close()
         connection.close()
 
