@@ -10,14 +10,8 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def limited(work: Callable[[], T], *, limit_s: float, what: str) -> T:
-    """Do it in a thread of its own, which goes on where it is given up. The interpreter's end does not wait for it; the
-    kernel's end of the process does, for a call that waits for a disk.
-
-    Raises:
-        TimeoutError: it took longer. Names `what`.
-        Exception: whatever the work raised.
-    """
+def beside(work: Callable[[], T], *, name: str) -> Future[T]:
+    """Do it in a thread of this name. The interpreter's end does not wait for it."""
     future: Future[T] = Future()
 
     def run() -> None:
@@ -26,7 +20,19 @@ def limited(work: Callable[[], T], *, limit_s: float, what: str) -> T:
         except BaseException as error:  # noqa: BLE001 - because it is raised where the result is waited for
             future.set_exception(error)
 
-    threading.Thread(target=run, name="elastic-limited", daemon=True).start()
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return future
+
+
+def limited(work: Callable[[], T], *, limit_s: float, what: str) -> T:
+    """Do it in a thread of its own, which goes on where it is given up. The interpreter's end does not wait for it; the
+    kernel's end of the process does, for a call that waits for a disk.
+
+    Raises:
+        TimeoutError: it took longer. Names `what`.
+        Exception: whatever the work raised.
+    """
+    future = beside(work, name="elastic-limited")
     try:
         return future.result(limit_s)
     except TimeoutError as error:

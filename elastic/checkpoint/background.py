@@ -6,10 +6,11 @@ images lie in memory that a process would first have to be given.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
+
+from elastic.limited import beside
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -42,13 +43,4 @@ def at_once(work: Callable[[], T]) -> Pending[T]:
 
 def in_thread(work: Callable[[], T]) -> Pending[T]:
     """Do it beside the caller. A process that ends does not wait for it."""
-    future: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - because it is raised where the result is asked for
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="elastic-save", daemon=True).start()
-    return future
+    return beside(work, name="elastic-save")
