@@ -44,6 +44,8 @@ class Caretaker:
 
     def begin(self, committed: int, manifest_digest: str) -> None:
         """An iteration was committed: delete what may go now, or as soon as that is done for an earlier one."""
+        if self._working is None:
+            self._since.clear()  # nobody asks of earlier ones any more
         self._since.add(manifest_digest)
         self._next = (committed, manifest_digest)
         self.look(wait=False)
