@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from elastic.checkpoint.manifest import FileFacts
 from elastic.checkpoint.storage import PosixStorage
+from tests.harness import until as wait
 
 LIMIT_S = 30.0
+
+
+def until(done: Callable[[], bool]) -> None:
+    """Wait for another thread's work; there is nothing that it could tell it by."""
+    wait.until(done, what="another thread's work", limit_s=LIMIT_S, look_s=0.002)
 
 
 class Gate(PosixStorage):

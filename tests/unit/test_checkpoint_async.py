@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -13,18 +13,10 @@ from elastic.checkpoint.room import Room
 from elastic.checkpoint.seams import CommitVerdict
 from elastic.clock import SYSTEM_CLOCK
 from elastic.errors import Fenced, UsageError
-from tests.harness import until as wait
 from tests.harness.checkpoints import Bench, make_run, meta, same
 from tests.harness.faulty_storage import Died, Fault, FaultyStorage
-from tests.harness.gate import Gate
+from tests.harness.gate import LIMIT_S, Gate, until
 from tests.harness.ranks import run_ranks
-
-LIMIT_S = 30.0
-
-
-def until(done: Callable[[], bool]) -> None:
-    """Wait for another thread's work; there is nothing that it could tell it by."""
-    wait.until(done, what="another thread's work", limit_s=LIMIT_S, look_s=0.002)
 
 
 @pytest.fixture(autouse=True)

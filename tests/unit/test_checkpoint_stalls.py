@@ -15,14 +15,9 @@ from elastic.checkpoint.root import claim
 from elastic.checkpoint.seams import AloneGroup, CommitVerdict
 from elastic.checkpoint.storage import PosixStorage
 from elastic.clock import SYSTEM_CLOCK, ManualClock
-from tests.harness import until as wait
 from tests.harness.checkpoints import Bench, make_run, meta, same
-from tests.harness.gate import LIMIT_S, Gate
+from tests.harness.gate import LIMIT_S, Gate, until
 from tests.harness.ranks import run_ranks
-
-
-def until(done) -> None:
-    wait.until(done, what="another thread's work", limit_s=LIMIT_S, look_s=0.002)
 
 
 @pytest.fixture(autouse=True)
