@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from elastic.checkpoint.background import Pending, Start, at_once
-from elastic.checkpoint.ground import Ground, OneDirectory
+from elastic.checkpoint.ground import Course, Ground, OneDirectory
 from elastic.checkpoint.image import Image
 from elastic.checkpoint.layout import (
     COMMON,
@@ -29,7 +29,7 @@ from elastic.checkpoint.layout import (
 )
 from elastic.checkpoint.manifest import FileFacts, Manifest, record_of
 from elastic.checkpoint.outcome import Outcome, attempt, failed
-from elastic.checkpoint.seams import Committer, Group
+from elastic.checkpoint.seams import Committer, CommitVerdict, Group
 from elastic.checkpoint.storage import Storage
 from elastic.checkpoint.survey import VISIBLE_POLL_S, VISIBLE_WITHIN_S, judge
 from elastic.checkpoint.tracker import follow
@@ -47,9 +47,9 @@ _REMOVED_WITHIN_S = 1.0
 class Saving:
     """A save under way, from point 1 to point 8. Every rank makes one and advances it at the same step boundaries.
 
-    Between two boundaries `start` does the writing: at once, or beside the training (see background.py). What needs
-    the other ranks or the committer is done in `advance` alone, so in the order that all ranks do it in. Where the
-    files go, and who acts and is told at each point, is the `ground`'s (see ground.py).
+    Between two boundaries `start` does what may take long, on a disk or in asking the committer: at once, or beside
+    the training (see background.py). What needs the other ranks is done in `advance` alone, so in the order that all
+    ranks do it in. Where the files go, and who acts and is told at each point, is the `ground`'s (see ground.py).
     """
 
     def __init__(
@@ -67,12 +67,13 @@ class Saving:
         self._draft, self._root, self._storage = draft, root, storage
         self._committer, self._nonce, self._clock, self._start = committer, nonce, clock, start
         self._ground: Ground = ground or OneDirectory(draft, common, group=group)
-        self._collected = False
+        self._collected = self._asking = False
         # All ranks know its name, and make it where they write: only a thread of its own may meet a disk that stalls.
         word = group.broadcast(nonce() if group.rank == 0 else None)
         name = temp_name(iteration=draft.iteration, generation=draft.generation, nonce=word)
         self._temp = os.path.join(root, name)
-        self._working: Pending[dict[str, Any]] = start(lambda: attempt(lambda: self._write(images)))
+        self._course = self._go(images)
+        self._working = self._begin(next(self._course))
 
     @property
     def written(self) -> bool:
@@ -84,28 +85,42 @@ class Saving:
         """Whether this rank has done its part. Once all ranks have, each is to call `advance`."""
         return self._working.done()
 
+    @property
+    def asking(self) -> bool:
+        """Whether it is the committer whose answer is waited for here."""
+        return self._asking
+
     def advance(self) -> Outcome | None:
         """Go on by what this rank's part has come to, waiting for it if need be; the outcome at the end, None before.
 
         Raises:
             PeerLost: from the group.
         """
-        outcome = self._go_on(self._working.result())
-        if outcome is not None and not outcome.committed:
-            self._remove()
-        return outcome
+        try:
+            self._working = self._begin(self._course.send(self._working.result()))
+        except StopIteration as end:
+            outcome: Outcome = end.value
+            if not outcome.committed:
+                self.remove()
+            return outcome
+        return None
 
-    def _go_on(self, done: dict[str, Any]) -> Outcome | None:
-        if self._collected:
-            return self._ground.decide(lambda: self._count(done))
-        over = self._ground.collect(done, temp=self._temp)
+    def give_up(self) -> None:
+        """Nothing follows on what is being done any more. Lets go of the group."""
+        self._course.close()
+
+    def _begin(self, work: Callable[[], Any] | None) -> Pending[dict[str, Any]]:
+        return at_once(lambda: attempt(lambda: None)) if work is None else self._start(lambda: attempt(work))
+
+    def _go(self, images: Callable[[], Sequence[Image]]) -> Course:
+        wrote = yield lambda: self._write(images)
+        over = self._ground.collect(wrote, temp=self._temp)
         self._collected = True
         failpoint("checkpoint.2")
         if over is not None:
             return failed(over)
-        # 3.-6. Who leads a directory does the rest there; the others are ready at once.
-        self._working = (self._start if self._ground.lead else at_once)(lambda: attempt(self._publish))
-        return None
+        # 3.-8. Who leads a directory does the rest there.
+        return (yield from self._ground.conclude(self))
 
     def _write(self, images: Callable[[], Sequence[Image]]) -> list[dict[str, Any]]:
         mine = images()  # what was wrong with the copy counts before anything that is wrong here
@@ -117,10 +132,9 @@ class Saving:
         # 2. Every rank writes its shards, each forced to disk, and tells their sizes and checksums.
         return [write_image(self._temp, each, self._storage) for each in mine]
 
-    def _publish(self) -> None:
-        texts, storage, temp = self._ground.texts(), self._storage, self._temp
-        if texts is None:
-            return
+    def publish(self, texts: Mapping[str, bytes]) -> None:
+        """Points 3 to 6, with the three small files."""
+        storage, temp = self._storage, self._temp
         # 3. The seed's two files.
         for name in (COMMON, METADATA):
             storage.write(os.path.join(temp, name), texts[name])
@@ -138,37 +152,27 @@ class Saving:
         storage.sync_dir(self._root)
         failpoint("checkpoint.6")
 
-    def _count(self, published: dict[str, Any]) -> Outcome:
-        standing = self._ground.standing(published)
-        if standing.fault is not None:
-            return failed(standing.fault, stale=standing.stale)
-        data = self._ground.manifest()
-        manifest = Manifest.from_bytes(data)
-        # 7. THE COMMIT: from here on it is what a restart restores.
-        record = record_of(manifest, data)
-        verdict = self._ground.ask(lambda: self._committer.commit(record))
-        if not verdict.granted:
-            return failed(f"not committed: {verdict.reason}", stale=verdict.stale)
-        failpoint("checkpoint.7")
+    def commit(self, manifest: bytes) -> CommitVerdict:
+        """Point 7."""
+        self._asking = True
+        try:
+            # 7. THE COMMIT: from here on it is what a restart restores.
+            return self._committer.commit(record_of(Manifest.from_bytes(manifest), manifest))
+        finally:
+            self._asking = False
+
+    def fence(self) -> str | None:
+        """Why the tracker may not be moved, or None."""
+        return self._committer.fence()
+
+    def follow(self, manifest: bytes) -> str | None:
+        """Point 8; why it could not be."""
         # 8. The tracker follows, for readers that know no record. Behind, it misleads nobody: the next save repairs
         # it. A process that was paused since point 7 leaves it alone: others may have gone on.
-        late = self._ground.follow(
-            self._committer.fence, lambda: follow(self._root, manifest, storage=self._storage), kept=standing.kept
-        )
-        failpoint("checkpoint.8")
-        if not standing.kept:
-            self._remove()
-        return Outcome(
-            committed=True,
-            stale=False,
-            reason=verdict.reason + late.reason,
-            total_bytes=len(data) + sum(facts.size_bytes for facts in manifest.files.values()),
-            manifest_digest=record.manifest_digest,
-            fenced=late.fenced,
-            left_out=standing.left_out,
-        )
+        found = attempt(lambda: follow(self._root, Manifest.from_bytes(manifest), storage=self._storage))
+        return None if found["fault"] is None else str(found["fault"])
 
-    def _remove(self) -> None:
+    def remove(self) -> None:
         """By every rank: one that has lost its mount has made a directory of its own. What a disk that stalls keeps
         is a leftover for a later save."""
         attempt(lambda: limited(self._remove_now, limit_s=_REMOVED_WITHIN_S, what=f"removing {self._temp}"))

@@ -13,6 +13,8 @@ from elastic.clock import Clock
 
 _PATIENCE_S = 10.0
 """How long a save that is due waits at least for the one before it."""
+_ASKING_S = 0.5
+"""The same where only the committer's answer is missing: etcd may be away for long, and takes milliseconds else."""
 _LOOK_S = 0.02
 
 
@@ -41,13 +43,22 @@ def stalls(flight: Flight, *, usual_s: float, group: Group, clock: Clock) -> str
     Raises:
         PeerLost: from the group.
     """
-    until_s = clock.monotonic_s() + max(_PATIENCE_S, 2 * usual_s) - flight.waited_s
-    while not flight.saving.ready and clock.monotonic_s() < until_s:
+    saving, begun_s = flight.saving, clock.monotonic_s() - flight.waited_s
+    while not saving.ready and clock.monotonic_s() < begun_s + _patience_s(saving, usual_s=usual_s):
         clock.sleep(_LOOK_S)
-    slow = [rank for rank, ready in enumerate(share(group, flight.saving.ready)) if not ready]
+    asking = saving.asking and not saving.ready
+    slow = [rank for rank, ready in enumerate(share(group, saving.ready)) if not ready]
+    if not slow:
+        return ""
     for_s = clock.monotonic_s() - flight.begun_s
-    text = f"iteration {flight.meta.iteration} is being written by ranks {slow} for {for_s:.0f} s: does a disk stall? "
-    return text + "Training goes on" if slow else ""
+    what = f"iteration {flight.meta.iteration} is being written by ranks {slow} for {for_s:.0f} s: does a disk stall?"
+    if asking:
+        what = f"whether iteration {flight.meta.iteration} counts is being asked for {for_s:.0f} s: does etcd answer?"
+    return f"{what} Training goes on"
+
+
+def _patience_s(saving: Saving, *, usual_s: float) -> float:
+    return _ASKING_S if saving.asking else max(_PATIENCE_S, 2 * usual_s)
 
 
 def release(left: list[Flight], now: Flight | None, snapshots: Snapshots) -> list[Flight]:

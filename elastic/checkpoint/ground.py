@@ -3,37 +3,43 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, Protocol, TypeAlias
 
 from elastic.checkpoint.layout import MANIFEST, CommonInfo
-from elastic.checkpoint.manifest import Manifest
-from elastic.checkpoint.outcome import Outcome, attempt, failed
+from elastic.checkpoint.manifest import Manifest, record_of
+from elastic.checkpoint.outcome import Outcome, failed
 from elastic.checkpoint.seams import CommitVerdict, Group
 from elastic.checkpoint.writing import texts_of
+from elastic.failpoint import failpoint
+
+Course: TypeAlias = Generator["Callable[[], Any] | None", dict[str, Any], Outcome]
+"""Yields what is to be done beside the training, None where this rank has nothing to do, and is sent what `attempt`
+made of it once all ranks are done; only then does it talk to them."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Standing:
-    """What all directories came to, before the commit."""
+class Points(Protocol):
+    """Points 3 to 8 of a save, for one directory and without messages. Each may take long."""
 
-    fault: str | None = None
-    """Why it cannot be committed."""
-    stale: bool = False
-    """Whether that is because a newer generation exists."""
-    kept: bool = True
-    """Whether this rank's directory holds it."""
-    left_out: str = ""
-    """Which directories do not hold it, and why."""
+    def publish(self, texts: Mapping[str, bytes]) -> None:
+        """Write the small files and give the directory its name. Raises OSError, or Fenced."""
+        ...
 
+    def commit(self, manifest: bytes) -> CommitVerdict:
+        """Ask the committer."""
+        ...
 
-@dataclass(frozen=True, kw_only=True)
-class Late:
-    """What became of the tracker. `reason`: for the reason of the commit; empty where it followed everywhere."""
+    def fence(self) -> str | None:
+        """Why the tracker may not be moved."""
+        ...
 
-    reason: str
-    fenced: str
+    def follow(self, manifest: bytes) -> str | None:
+        """Move the tracker. Why it could not follow, or None."""
+        ...
+
+    def remove(self) -> None:
+        """Remove what was written here."""
+        ...
 
 
 class Ground(Protocol):
@@ -48,28 +54,8 @@ class Ground(Protocol):
         """Tell what this rank wrote into `temp`, as `attempt` gave it. Why the save ends here on all ranks, or None."""
         ...
 
-    def texts(self) -> Mapping[str, bytes] | None:
-        """The three small files; None where this rank has none to write. No messages. Raises OSError: why not."""
-        ...
-
-    def decide(self, work: Callable[[], Outcome]) -> Outcome:
+    def conclude(self, points: Points) -> Course:
         """Do the rest on whichever ranks it takes, and give all of them the outcome."""
-        ...
-
-    def standing(self, published: dict[str, Any]) -> Standing:
-        """Inside `decide`: what came of it everywhere. `published`: what `attempt` gave here."""
-        ...
-
-    def manifest(self) -> bytes:
-        """Inside `decide`, where nothing is wrong: the manifest's text."""
-        ...
-
-    def ask(self, commit: Callable[[], CommitVerdict]) -> CommitVerdict:
-        """Inside `decide`: have it committed, once."""
-        ...
-
-    def follow(self, fence: Callable[[], str | None], move: Callable[[], None], *, kept: bool) -> Late:
-        """Inside `decide`: move the tracker where the iteration is kept, unless the fence stands."""
         ...
 
 
@@ -79,7 +65,6 @@ class OneDirectory:
     def __init__(self, draft: Manifest, common: CommonInfo, *, group: Group) -> None:
         self._draft, self._common, self._group = draft, common, group
         self._wrote: list[dict[str, Any]] = []
-        self._texts: Mapping[str, bytes] | None = None
 
     @property
     def lead(self) -> bool:
@@ -91,37 +76,43 @@ class OneDirectory:
         self._wrote = self._group.gather(wrote) or []
         return None
 
-    def texts(self) -> Mapping[str, bytes] | None:
-        """On rank 0, made when they are first asked for: with many tensors that takes a while."""
-        if self.lead and self._texts is None:
-            self._texts = texts_of(self._draft, self._common, _agreed(self._wrote))
-        return self._texts
+    def conclude(self, points: Points) -> Course:
+        """All on rank 0, beside the training; one message."""
+        done = yield (lambda: self._conclude(points)) if self.lead else None
+        outcome = done["value"] or failed(str(done["fault"]), stale=done["fenced"])
+        return Outcome(**self._group.broadcast(dataclasses.asdict(outcome) if self.lead else None))
 
-    def decide(self, work: Callable[[], Outcome]) -> Outcome:
-        """On rank 0; one message."""
-        outcome = None
-        if self.lead:
-            ended = attempt(work)
-            outcome = dataclasses.asdict(ended["value"] or failed(ended["fault"], stale=ended["fenced"]))
-        return Outcome(**self._group.broadcast(outcome))
+    def _conclude(self, points: Points) -> Outcome:
+        texts = texts_of(self._draft, self._common, _agreed(self._wrote))  # with many tensors that takes a while
+        points.publish(texts)
+        verdict = points.commit(texts[MANIFEST])
+        if not verdict.granted:
+            return refused(verdict)
+        failpoint("checkpoint.7")
+        fenced = points.fence()
+        late = fenced or points.follow(texts[MANIFEST])
+        failpoint("checkpoint.8")
+        late = f"; the tracker could not follow: {late}" if late else ""
+        return counted(texts[MANIFEST], reason=verdict.reason + late, fenced=fenced)
 
-    def standing(self, published: dict[str, Any]) -> Standing:
-        """That of the one directory."""
-        return Standing(fault=published["fault"], stale=published["fenced"])
 
-    def manifest(self) -> bytes:
-        """As it was written."""
-        return (self._texts or {})[MANIFEST]
+def refused(verdict: CommitVerdict) -> Outcome:
+    """What the committer did not grant."""
+    return failed(f"not committed: {verdict.reason}", stale=verdict.stale)
 
-    def ask(self, commit: Callable[[], CommitVerdict]) -> CommitVerdict:
-        """On rank 0 as it is."""
-        return commit()
 
-    def follow(self, fence: Callable[[], str | None], move: Callable[[], None], *, kept: bool) -> Late:
-        """The only tracker."""
-        fenced = fence()
-        late = fenced or attempt(move)["fault"]
-        return Late(reason=f"; the tracker could not follow: {late}" if late else "", fenced=fenced or "")
+def counted(data: bytes, *, reason: str, fenced: str | None, left_out: str = "") -> Outcome:
+    """The outcome of a save that counts, with this manifest."""
+    manifest = Manifest.from_bytes(data)
+    return Outcome(
+        committed=True,
+        stale=False,
+        reason=reason,
+        total_bytes=len(data) + sum(facts.size_bytes for facts in manifest.files.values()),
+        manifest_digest=record_of(manifest, data).manifest_digest,
+        fenced=fenced or "",
+        left_out=left_out,
+    )
 
 
 def _agreed(wrote: list[dict[str, Any]]) -> list[dict[str, Any]]:

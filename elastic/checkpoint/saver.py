@@ -68,6 +68,7 @@ class Saver:
     def serve(self, service: Service) -> None:
         """Work in this generation from here on; a save under way in the one before is given up."""
         if self._flight is not None:
+            self._flight.saving.give_up()
             self._left.append(self._flight)
         self._left = release(self._left, None, self._snapshots)
         self._flight, self._service = None, service

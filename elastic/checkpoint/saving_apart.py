@@ -19,17 +19,18 @@ from torch import Tensor
 from elastic.checkpoint.checksums import fault_of
 from elastic.checkpoint.commit import Saving
 from elastic.checkpoint.exchange import send
-from elastic.checkpoint.ground import Late, Standing
+from elastic.checkpoint.ground import Course, Points, counted, refused
 from elastic.checkpoint.holdings import Delivery
 from elastic.checkpoint.image import Image
 from elastic.checkpoint.layout import MANIFEST, CommonInfo
 from elastic.checkpoint.manifest import Manifest
-from elastic.checkpoint.outcome import Outcome, attempt
+from elastic.checkpoint.outcome import attempt, failed
 from elastic.checkpoint.places import Places, share
 from elastic.checkpoint.seams import CommitVerdict, Group
 from elastic.checkpoint.shards import Shard, own_shards
 from elastic.checkpoint.storage import Storage
 from elastic.checkpoint.writing import file_facts, texts_of
+from elastic.failpoint import failpoint
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,6 +53,20 @@ class Gathered:
         """Whether each file is in one of these places."""
         there = {name for place in places for name in self.files_of[place]}
         return bool(places) and there >= {each["name"] for each in self.shards}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Standing:
+    """What all places came to, before the commit."""
+
+    fault: str | None
+    """Why it cannot be committed."""
+    stale: bool
+    """Whether that is because a newer generation exists."""
+    kept: bool
+    """Whether this rank's place holds it."""
+    left_out: str
+    """Which places do not hold it, and why."""
 
 
 class PrivateDirectories:
@@ -80,18 +95,46 @@ class PrivateDirectories:
         self._missing = self._complete(found, temp)
         return None
 
-    def texts(self) -> Mapping[str, bytes] | None:
-        """The same in every place that still counts."""
+    def conclude(self, points: Points) -> Course:
+        """Each place publishes its own; one compare-and-set counts for all; then each tracker follows."""
+        manifest = self._texts[MANIFEST]
+        published = yield (lambda: self._publish(points)) if self.lead else None
+        standing = self._standing(published)
+        if standing.fault is not None:
+            return failed(standing.fault, stale=standing.stale)
+        first = self._group.rank == 0
+        asked = yield (lambda: points.commit(manifest)) if first else None
+        verdict = asked["value"] or CommitVerdict(granted=False, reason=str(asked["fault"]))
+        verdict = CommitVerdict(**self._group.broadcast(dataclasses.asdict(verdict) if first else None))
+        if not verdict.granted:
+            return refused(verdict)
+        failpoint("checkpoint.7")
+        followed = yield lambda: self._follow(points, kept=standing.kept)
+        lates = share(self._group, followed["value"] or [followed["fault"], None])
+        failpoint("checkpoint.8")
+        if not standing.kept:
+            points.remove()
+        behind = (
+            f"; the tracker of rank {rank} could not follow: {each[0]}" for rank, each in enumerate(lates) if each[0]
+        )
+        return counted(
+            manifest, reason=verdict.reason + "".join(behind), fenced=lates[0][1], left_out=standing.left_out
+        )
+
+    def _publish(self, points: Points) -> None:
         if self._missing is not None:
             raise OSError(self._missing)
-        return self._texts if self.lead and self._places.mine in self._found.kept_by else None
+        if self._places.mine in self._found.kept_by:
+            points.publish(self._texts)
 
-    def decide(self, work: Callable[[], Outcome]) -> Outcome:
-        """On all ranks alike."""
-        return work()
+    def _follow(self, points: Points, *, kept: bool) -> list[str | None]:
+        """What became of the tracker here, and whether a fence stood before it."""
+        fenced = points.fence() if self._group.rank == 0 else None
+        late = fenced or points.follow(self._texts[MANIFEST]) if self.lead and kept else None
+        return [late, fenced]
 
-    def standing(self, published: dict[str, Any]) -> Standing:
-        """Whether each file is in a place where everything went well."""
+    def _standing(self, published: dict[str, Any]) -> Standing:
+        """Whether each file is in a place where everything went well. The texts are the same in every place."""
         placed = self._by_place(share(self._group, published))
         found = self._found
         out = [*found.out, *(f"place {place}: {fault}" for place, fault in enumerate(placed) if fault is not None)]
@@ -99,25 +142,6 @@ class PrivateDirectories:
         stale = any(fault is not None and fault.startswith("Fenced:") for fault in placed)
         fault = None if found.held_by(kept) else "; ".join(out)
         return Standing(fault=fault, stale=stale, kept=self._places.mine in kept, left_out="; ".join(out))
-
-    def manifest(self) -> bytes:
-        """The same everywhere, also where it could not be written."""
-        return self._texts[MANIFEST]
-
-    def ask(self, commit: Callable[[], CommitVerdict]) -> CommitVerdict:
-        """By one compare-and-set, for all places."""
-        answer = dataclasses.asdict(commit()) if self._group.rank == 0 else None
-        return CommitVerdict(**self._group.broadcast(answer))
-
-    def follow(self, fence: Callable[[], str | None], move: Callable[[], None], *, kept: bool) -> Late:
-        """The tracker of each place."""
-        fenced = fence() if self._group.rank == 0 else None
-        late = fenced or attempt(move)["fault"] if self.lead and kept else None
-        lates = share(self._group, [late, fenced])
-        behind = (
-            f"; the tracker of rank {rank} could not follow: {each[0]}" for rank, each in enumerate(lates) if each[0]
-        )
-        return Late(reason="".join(behind), fenced=lates[0][1] or "")
 
     def _make_texts(self, found: Gathered) -> dict[str, str]:
         if not found.kept_by:

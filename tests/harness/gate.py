@@ -33,6 +33,10 @@ class Gate(PosixStorage):
         self._pass(f"make_dir {path}")
         super().make_dir(path)
 
+    def replace(self, path: str, data: bytes) -> None:
+        self._pass(f"replace {path}")
+        super().replace(path, data)
+
     def publish(self, path: str, target: str) -> None:
         self._pass(f"publish {target}")
         super().publish(path, target)
