@@ -14,9 +14,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 
+from elastic.config.model import RendezvousSettings
 from elastic.local.etcd import EtcdServer
 from elastic.local.node import ROOT
 from tests.bench.recovery_rounds import STAGES, OwnRound, Recovery, cold_starts_s, dealt_round, own_round
+from tests.bench.recovery_trouble import Outage, Trouble, measure_trouble
+from tests.bench.stock import SILENT_S as STOCK_SILENT_S
 from tests.bench.stock import StockResult, measure_stock
 from tests.bench.table import Row, show
 
@@ -24,9 +27,15 @@ BEYOND_S = 0.25
 """What a recovery may take beyond one step."""
 DEALT_BEYOND_S = 0.5
 """The same with dealt out parameters."""
+SILENT_S = 2.0
+"""What it may take where nobody is told and the peers find out."""
+LEASE_S = RendezvousSettings().ttl_s + 1.5
+"""The same where only the lease tells."""
+PAUSE_S = 1.0
+"""How long training may stand still while etcd is in trouble, or for a node that joins."""
 
 
-def rows(own: Sequence[OwnRound], cold: Sequence[float], stock: StockResult | None) -> list[Row]:
+def rows(own: Sequence[OwnRound], cold: Sequence[float], trouble: Trouble, stock: StockResult | None) -> list[Row]:
     """The table: medians of ours beside stock's one run. The limit of a recovery is one step."""
 
     def all_of(pick: Callable[[OwnRound], list[Recovery]]) -> list[Recovery]:
@@ -58,17 +67,62 @@ def rows(own: Sequence[OwnRound], cold: Sequence[float], stock: StockResult | No
     peer = stock and stock.join_s
     table.append(
         Row(
-            case="a node joins: training paused", ours=pause, peer=peer, limit=None, unit="s", target="<= 1.0",
-            met=pause <= 1.0,
+            case="a node joins: training paused", ours=pause, peer=peer, limit=None, unit="s", target=f"<= {PAUSE_S}",
+            met=pause <= PAUSE_S,
         )
     )  # fmt: skip
-    lost = max(each.lost_steps for each in (*worker, *node))
+    table += silent_rows(trouble, stock) + outage_rows(trouble.outages, stock)
+    lost = max(each.lost_steps for each in (*worker, *node, *trouble.frozen, *trouble.cut, *trouble.lease))
     table.append(
         Row(
             case="optimizer steps lost, at most", ours=lost, peer=None, limit=None, unit="steps", target="<= 1",
             met=lost <= 1,
         )
     )  # fmt: skip
+    return table
+
+
+def silent_rows(trouble: Trouble, stock: StockResult | None) -> list[Row]:
+    """Faults of which nobody is told. Stock waits for its group's time limit, half an hour: no number."""
+    cases = (
+        (f"SIGSTOP one node (stock: nothing for {STOCK_SILENT_S:g} s)", trouble.frozen, SILENT_S),
+        ("one node cut off silently", trouble.cut, SILENT_S),
+        ("SIGSTOP an agent only, by its lease", trouble.lease, LEASE_S),
+    )
+    return [
+        Row(
+            case=case,
+            ours=(seconds := median(each.seconds for each in found)),
+            peer=stock and stock.freeze_s if found is trouble.frozen else None,
+            limit=median(each.step_s for each in found),
+            unit="s",
+            target=f"<= {most_s:g}",
+            met=seconds <= most_s,
+        )
+        for case, found, most_s in cases
+        if found
+    ]
+
+
+def outage_rows(outages: Sequence[Outage], stock: StockResult | None) -> list[Row]:
+    """What etcd's trouble did: nothing may be started again or lost, and steps must have gone on."""
+    ended = stock and stock.etcd_down_ended
+    table = [
+        Row(
+            case=f"etcd, {each.what} for {each.seconds:g} s: restarts, lost steps",
+            ours=each.restarts + each.lost_steps,
+            peer=ended if each is outages[-1] else None,
+            limit=None,
+            unit="count",
+            target="0",
+            met=each.restarts + each.lost_steps == 0 and each.steps > 0,
+        )
+        for each in outages
+    ]
+    pause = max(each.pause_s for each in outages)
+    met = pause <= PAUSE_S
+    case = "etcd in trouble: training paused, at most"
+    table.append(Row(case=case, ours=pause, peer=None, limit=None, unit="s", target=f"<= {PAUSE_S}", met=met))
     return table
 
 
@@ -117,6 +171,10 @@ def main() -> None:
                     f"round {number + 1}: start {own[-1].start_s:.2f} (cold {cold[-1]:.2f})  workers {kills}",
                     flush=True,
                 )
+            (directory / "trouble").mkdir()
+            trouble = measure_trouble(server.endpoint, directory / "trouble", times=1 if args.quick else args.rounds)
+        for each in trouble.outages:
+            print(each, flush=True)
         stock = None
         if not args.quick and not args.no_stock:
             (directory / "stock").mkdir()
@@ -129,7 +187,7 @@ def main() -> None:
         ("fsdp2 node", lambda one: one.dealt_node),
     ):
         print(f"{case} kill, ms: {stages([each for one in own for each in pick(one)])}")
-    table = rows(own, cold, stock)
+    table = rows(own, cold, trouble, stock)
     show("recovery", table)
     if not args.quick and not all(row.met for row in table):
         sys.exit(1)

@@ -82,15 +82,15 @@ def own_round(endpoint: str, directory: Path, *, worker_kills: int) -> OwnRound:
         found = OwnRound(start_s=cluster.wait_step(1, world_size=3).time_s - began)
         for number in range(worker_kills):
             victim = "abc"[number % 3]
-            found.worker.append(_fault(cluster, lambda victim=victim: _kill(cluster, victim), world_size=3))
-        found.agent.append(_fault(cluster, lambda: os.kill(cluster.nodes["c"].pid, signal.SIGKILL), world_size=2))
+            found.worker.append(fault(cluster, lambda victim=victim: _kill(cluster, victim), world_size=3))
+        found.agent.append(fault(cluster, lambda: os.kill(cluster.nodes["c"].pid, signal.SIGKILL), world_size=2))
         _join(cluster, "d", world_size=3)
-        found.node.append(_fault(cluster, lambda: cluster.nodes["d"].kill(), world_size=2))
+        found.node.append(fault(cluster, lambda: cluster.nodes["d"].kill(), world_size=2))
         _join(cluster, "e", world_size=3)
         first = _first_node(cluster)
-        found.leader.append(_fault(cluster, lambda: cluster.nodes[first].kill(), world_size=2))
+        found.leader.append(fault(cluster, lambda: cluster.nodes[first].kill(), world_size=2))
         last = _first_node(cluster)
-        found.last_but_one.append(_fault(cluster, lambda: cluster.nodes[last].kill(), world_size=1))
+        found.last_but_one.append(fault(cluster, lambda: cluster.nodes[last].kill(), world_size=1))
         found.join_pause_s = _join(cluster, "f", world_size=2)
     return found
 
@@ -103,8 +103,8 @@ def dealt_round(found: OwnRound, endpoint: str, directory: Path, *, worker_kills
         cluster.wait_step(1, world_size=3)
         for number in range(worker_kills):
             victim = "abc"[number % 3]
-            found.dealt_worker.append(_fault(cluster, lambda victim=victim: _kill(cluster, victim), world_size=3))
-        found.dealt_node.append(_fault(cluster, lambda: cluster.nodes["c"].kill(), world_size=2))
+            found.dealt_worker.append(fault(cluster, lambda victim=victim: _kill(cluster, victim), world_size=3))
+        found.dealt_node.append(fault(cluster, lambda: cluster.nodes["c"].kill(), world_size=2))
 
 
 def _kill(cluster: Cluster, name: str) -> None:
@@ -118,21 +118,22 @@ def _first_node(cluster: Cluster) -> str:
     return world.nodes[0]
 
 
-def _fault(cluster: Cluster, fault: Callable[[], object], *, world_size: int) -> Recovery:
-    _settle(cluster, world_size=None)
+def fault(cluster: Cluster, strike: Callable[[], object], *, world_size: int) -> Recovery:
+    """Let it happen once training has settled, and wait until it goes on, at this world size."""
+    settle(cluster, world_size=None)
     since = cluster.now()
     before = cluster.follower.records
     generation = max(r.generation for r in before)
     steps = [r.event.seconds for r in before if isinstance(r.event, StepCommitted) and r.generation == generation]
     at = time.time()
-    fault()
+    strike()
     cluster.wait(
         lambda r: isinstance(r.event, StepCommitted) and r.generation > generation,
         what="a step after the fault",
         limit_s=_LIMIT_S,
         since=since,
     )
-    _settle(cluster, world_size=world_size)
+    settle(cluster, world_size=world_size)
     return recovery(cluster.follower.records, generation=generation, at_s=at, step_s=median(steps[-30:]))
 
 
@@ -169,7 +170,8 @@ def _join(cluster: Cluster, name: str, *, world_size: int) -> float:
     return max(later - earlier for earlier, later in itertools.pairwise(steps))
 
 
-def _settle(cluster: Cluster, *, world_size: int | None) -> None:
+def settle(cluster: Cluster, *, world_size: int | None) -> None:
+    """Wait for a few steps more."""
     since = cluster.now()
     reached = max(r.event.iteration for r in cluster.follower.records if isinstance(r.event, StepCommitted))
     cluster.wait_step(reached + 15, world_size=world_size, since=since)

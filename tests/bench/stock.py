@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -15,6 +16,8 @@ from elastic.local.etcd import EtcdServer
 from elastic.local.node import ROOT, children, descendants
 
 LIMIT_S = 180.0
+SILENT_S = 60.0
+"""How long its survivors are given after a node froze: they would wait for gloo's time limit, half an hour."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +28,9 @@ class StockResult:
     worker_kill_s: float | None
     node_kill_s: float | None
     join_s: float | None
+    freeze_s: float | None
+    etcd_down_ended: int | None
+    """How many of its three agents end while etcd is down."""
 
 
 def make_environment(directory: Path) -> Path:
@@ -48,8 +54,9 @@ class StockRun:
 
     def start(self) -> subprocess.Popen[bytes]:
         """One more node; returns its agent."""
+        inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # it might find ours
         environ = {
-            **os.environ,
+            **inherited,
             "STEP_LOG": str(self._log),
             "CHECKPOINT": str(self._directory / "checkpoint.pt"),
             "STEPS": "1000000",
@@ -66,8 +73,8 @@ class StockRun:
         self._agents.append(agent)
         return agent
 
-    def measure(self) -> StockResult:
-        """Start three nodes, kill a worker, kill a node, let one join."""
+    def measure(self, etcd: EtcdServer) -> StockResult:
+        """Start three nodes, kill a worker, kill a node, let one join, freeze one for a while; then end its etcd."""
         began = time.time()
         for _ in range(3):
             self.start()
@@ -76,9 +83,11 @@ class StockRun:
         worker = self._fault(lambda: os.kill(self._worker(), 9))
         node = self._fault(self._kill_node)
         join = self._fault(self.start, world=3)
+        freeze = self._freeze()
         return StockResult(
-            start_s=None if started is None else started - began, worker_kill_s=worker, node_kill_s=node, join_s=join
-        )
+            start_s=None if started is None else started - began, worker_kill_s=worker, node_kill_s=node, join_s=join,
+            freeze_s=freeze, etcd_down_ended=self._without(etcd),
+        )  # fmt: skip
 
     def first_step_s(self, *, world: int) -> float:
         """Wall time of the first step at this world size. Raises RuntimeError after a while without one."""
@@ -99,6 +108,27 @@ class StockRun:
     def _kill_node(self) -> None:
         self._kill(self._agents[-1])
 
+    def _freeze(self) -> float | None:
+        pids = [self._agents[-1].pid, *descendants(self._agents[-1].pid)]
+        at = time.time()
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        # What was under way when it froze may still be logged for a moment.
+        back = self._first(lambda _row: True, since=at + 2, until=at + SILENT_S)
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+        return None if back is None else back - at
+
+    def _without(self, etcd: EtcdServer) -> int | None:
+        alive = [agent for agent in self._agents if agent.poll() is None]
+        if self._settle() is None:
+            return None  # it had not come back from what was before
+        etcd.kill()
+        until_s = time.time() + SILENT_S
+        while time.time() < until_s and any(agent.poll() is None for agent in alive):
+            time.sleep(0.1)
+        return sum(agent.poll() is not None for agent in alive)
+
     def _kill(self, agent: subprocess.Popen[bytes]) -> None:
         pids = descendants(agent.pid)
         agent.kill()
@@ -114,9 +144,9 @@ class StockRun:
         self._settle()
         return None if back is None else back - at
 
-    def _settle(self) -> None:
+    def _settle(self) -> float | None:
         reached = max((row["step"] for row in self.rows()), default=0)
-        self._first(lambda row: row["step"] > reached + 30, since=time.time())
+        return self._first(lambda row: row["step"] > reached + 30, since=time.time())
 
     def rows(self) -> list[dict]:
         """The step log: `t` (wall time), `step`, `world`, `pid` of each step of each worker."""
@@ -139,7 +169,7 @@ def measure_stock(environment: Path, directory: Path, *options: str) -> StockRes
     server.start("--enable-v2=true")
     run = StockRun(torchrun, directory, server.endpoint, *options)
     try:
-        return run.measure()
+        return run.measure(server)
     finally:
         run.end()
         server.stop()

@@ -23,14 +23,21 @@ from elastic.local.etcd import find_etcd
 NEEDS = "needs root and iproute2 for network namespaces"
 
 
-def require_netns() -> None:
-    """Skip the test where namespaces cannot be made."""
+def why_no_netns() -> str:
+    """Why namespaces cannot be made here; empty where they can."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
-        pytest.skip(NEEDS)
+        return NEEDS
     name = f"ela-try-{uuid.uuid4().hex[:6]}"
     if subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False).returncode != 0:
-        pytest.skip(f"{NEEDS}, and this kernel refuses them")
+        return f"{NEEDS}, and this kernel refuses them"
     _ip("netns", "del", name)
+    return ""
+
+
+def require_netns() -> None:
+    """Skip the test where namespaces cannot be made."""
+    if reason := why_no_netns():
+        pytest.skip(reason)
 
 
 class Net:

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from elastic.events import Cause, GroupReady, Record, Restored, StepCommitted, WorkerStarted, WorldFormed
-from tests.bench.recovery import rows
+from tests.bench.recovery import outage_rows, rows, silent_rows
 from tests.bench.recovery_rounds import OwnRound, Recovery, recovery
+from tests.bench.recovery_trouble import Outage, Trouble, outage
 from tests.bench.stock import StockResult
 
 
@@ -50,15 +51,36 @@ def test_stages_and_lost_steps():
     assert sum(found.stages.values()) == pytest.approx(found.seconds)
 
 
+def test_what_an_outage_did():
+    records = [step(1.0 + 0.1 * n, 1, n) for n in range(10)]
+    found = outage(records, what="all members down", seconds=60.0, during=4)
+    assert found == Outage(
+        what="all members down", seconds=60.0, steps=4, restarts=0, lost_steps=0, pause_s=pytest.approx(0.1)
+    )
+    started = record(3.0, 2, WorkerStarted(worker_rank=0, pid=1, path="refork"))
+    again = [record(2.5, 2, FORMED), record(2.5, 2, FORMED), started, step(4.0, 2, 8), step(4.1, 2, 9)]
+    found = outage([*records, *again], what="", seconds=1.0, during=15)
+    assert (found.steps, found.restarts, found.lost_steps) == (10, 2, 2)
+    assert found.pause_s == pytest.approx(2.1)
+
+
+GOOD = Recovery(seconds=0.3, step_s=0.1, stages={}, lost_steps=0)
+SLOW = replace(GOOD, seconds=1.9)
+UNHARMED = Outage(what="all members down", seconds=60.0, steps=100, restarts=0, lost_steps=0, pause_s=0.2)
+TROUBLE = Trouble(frozen=[SLOW], cut=[SLOW], lease=[replace(GOOD, seconds=6.4)], outages=[UNHARMED])
+
+
 def test_a_target_that_is_missed_shows():
-    good = Recovery(seconds=0.3, step_s=0.1, stages={}, lost_steps=0)
+    good = GOOD
     late = replace(good, seconds=0.4)
     one = OwnRound(
         start_s=5.0, worker=[good], leader=[good], agent=[good], node=[good], last_but_one=[late], join_pause_s=0.5,
         dealt_worker=[late], dealt_node=[replace(good, seconds=0.7)],
     )  # fmt: skip
-    stock = StockResult(start_s=36.0, worker_kill_s=41.0, node_kill_s=8.0, join_s=40.0)
-    met = {row.case.partition(" (")[0]: row.met for row in rows([one], [5.0], stock)}
+    stock = StockResult(
+        start_s=36.0, worker_kill_s=41.0, node_kill_s=8.0, join_s=40.0, freeze_s=None, etcd_down_ended=3
+    )
+    met = {row.case.partition(" (")[0]: row.met for row in rows([one], [5.0], TROUBLE, stock)}
     assert met == {
         "start of 3 nodes": True,
         "SIGKILL one worker": True,
@@ -69,8 +91,23 @@ def test_a_target_that_is_missed_shows():
         "fsdp2: SIGKILL one worker": True,
         "fsdp2: SIGKILL one node": False,  # 0.6 s beyond a step
         "a node joins: training paused": True,
+        "SIGSTOP one node": True,
+        "one node cut off silently": True,
+        "SIGSTOP an agent only, by its lease": True,
+        "etcd, all members down for 60 s: restarts, lost steps": True,
+        "etcd in trouble: training paused, at most": True,
         "optimizer steps lost, at most": True,
     }
     one.worker = [replace(good, lost_steps=2)]
-    assert not rows([one], [5.0], stock)[-1].met
-    assert not rows([one], [4.0], stock)[0].met
+    assert not rows([one], [5.0], TROUBLE, stock)[-1].met
+    assert not rows([one], [4.0], TROUBLE, stock)[0].met
+
+
+def test_a_target_of_silent_faults_that_is_missed_shows():
+    late = replace(GOOD, seconds=2.1)
+    assert [row.met for row in silent_rows(replace(TROUBLE, frozen=[late], cut=[late]), None)] == [False, False, True]
+    assert not silent_rows(replace(TROUBLE, lease=[replace(GOOD, seconds=6.6)]), None)[-1].met
+    assert len(silent_rows(replace(TROUBLE, cut=[]), None)) == 2, "where no network can be made there is no row"
+    for harm in ({"restarts": 1}, {"lost_steps": 1}, {"steps": 0}):
+        assert [row.met for row in outage_rows([replace(UNHARMED, **harm)], None)] == [False, True]
+    assert not outage_rows([UNHARMED, replace(UNHARMED, pause_s=1.1)], None)[-1].met
