@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
+from elastic.checkpoint.arrivals import DISK, PEER, Arrivals
 from elastic.checkpoint.layout import ShardKind, parse_shard_name
 from elastic.checkpoint.manifest import Manifest
 from elastic.checkpoint.seams import Group
@@ -65,7 +66,7 @@ class BytesFile:
 
 
 def read_together(
-    directory: str, manifest: Manifest, *, storage: Storage, group: Group, weights_only: bool
+    directory: str, manifest: Manifest, *, storage: Storage, group: Group, weights_only: bool, arrivals: Arrivals
 ) -> Gathered:  # fmt: skip
     """Read the files of an iteration, each rank its part of every file, and send the parts to all.
 
@@ -76,6 +77,7 @@ def read_together(
         PeerLost: from the group.
     """
     gathered = Gathered(storage)
+    others = [rank for rank in range(group.size) if rank != group.rank]
     for name, facts in manifest.files.items():
         shard = parse_shard_name(name)
         if weights_only and shard is not None and shard.kind is ShardKind.OPT:
@@ -84,9 +86,13 @@ def read_together(
         start, stop = part(facts.size_bytes, rank=group.rank, world_size=group.size)
         # Bytes are added as integers, and all but one rank add 0: what arrives is what was read, bit for bit.
         whole = torch.zeros(facts.size_bytes + group.size, dtype=torch.uint8)
+        count = arrivals.begin(DISK)
         fault = _read_into(whole, path, start, stop, storage)
+        count(stop - start if fault is None else 0)
         whole[facts.size_bytes + group.rank] = fault is not None
+        count = arrivals.begin(PEER, givers=others)
         group.sum_(whole)
+        count(facts.size_bytes - (stop - start))
         gathered.read_bytes += stop - start
         failed = whole[facts.size_bytes :].nonzero().flatten().tolist()
         told = fault or (f"rank {failed[0]} could not read its part" if failed else None)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from elastic.checkpoint.arrivals import PEER, Arrivals, Count, nowhere
 from elastic.checkpoint.checksums import fault_of
 from elastic.checkpoint.holdings import Delivery, copies_of, route
 from elastic.checkpoint.layout import MANIFEST, MAX_JSON_BYTES, aside_name, iteration_dir, temp_name
@@ -28,7 +29,7 @@ CHUNK_BYTES = 8 << 20
 
 def bring(
     root: str, *, manifest_digest: str, iteration: int, generation: int, places: Places, group: Group, storage: Storage,
-    nonce: Callable[[], str], tell: Callable[[str], None],
+    nonce: Callable[[], str], tell: Callable[[str], None], arrivals: Arrivals,
 ) -> str | None:  # fmt: skip
     """Have this iteration under its name in every place; why that cannot be, or None. Every rank calls it.
 
@@ -52,7 +53,7 @@ def bring(
         return "; ".join([routes.reason, *faults])
     if group.rank == 0 and routes.deliveries:
         tell(f"iteration {iteration}: {routes.reason}")
-    received, fault = _deliver(routes.deliveries, manifest.files, stock, places, group)
+    received, fault = _deliver(routes.deliveries, manifest.files, stock, places, group, arrivals)
     unkept = None
     if places.lead and fault is None:
         unkept = _keep(root, iteration, generation, received, text.encode(), manifest, stock, storage, nonce)
@@ -116,14 +117,17 @@ class _Stock:
 
 
 def _deliver(
-    deliveries: tuple[Delivery, ...], files: Mapping[str, FileFacts], stock: _Stock, places: Places, group: Group
-) -> tuple[dict[str, bytes], str | None]:
+    deliveries: tuple[Delivery, ...], files: Mapping[str, FileFacts], stock: _Stock, places: Places, group: Group,
+    arrivals: Arrivals,
+) -> tuple[dict[str, bytes], str | None]:  # fmt: skip
     received: dict[str, bytes] = {}
     fault: str | None = None
     for each in deliveries:
         sends = group.rank == places.leads[each.source]
         keeps = places.lead and places.mine in each.targets
-        data, problem = send(each, stock.paths[each.name] if sends else None, keeps, stock.storage, group)
+        count = arrivals.begin(PEER, givers=(places.leads[each.source],)) if keeps else nowhere
+        path = stock.paths[each.name] if sends else None
+        data, problem = send(each, path, keeps, stock.storage, group, count=count)
         if problem is None and keeps:
             problem = fault_of(bytes(data), files[each.name], name=each.name)
         if keeps:
@@ -132,7 +136,9 @@ def _deliver(
     return received, fault
 
 
-def send(each: Delivery, path: str | None, keeps: bool, storage: Storage, group: Group) -> tuple[bytearray, str | None]:
+def send(
+    each: Delivery, path: str | None, keeps: bool, storage: Storage, group: Group, *, count: Count = nowhere
+) -> tuple[bytearray, str | None]:  # fmt: skip
     """One file to whoever keeps it, and what was wrong. Every rank calls it; `path`: where the sender has it.
 
     Bytes are added as integers, and all but the sender add 0. Raises PeerLost.
@@ -149,6 +155,7 @@ def send(each: Delivery, path: str | None, keeps: bool, storage: Storage, group:
             fault = f"{each.name} could not be read by the node that sent it"
         if keeps:
             data += part[:-1].numpy().tobytes()
+        count(stop - start)
     return data, fault
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from elastic.checkpoint.arrivals import PEER, Arrivals
 from elastic.checkpoint.image import Image, facts, plan_image, views
 from elastic.checkpoint.manifest import Manifest
 from elastic.checkpoint.seams import Group
@@ -55,8 +56,8 @@ def give(manifest: Manifest, images: Sequence[Image], *, line: Group, to: int) -
             line.send(chunk, to=to)
 
 
-def take(*, line: Group, source: int) -> tuple[Manifest, dict[str, memoryview]]:
-    """Receive a state.
+def take(*, line: Group, source: int, arrivals: Arrivals) -> tuple[Manifest, dict[str, memoryview]]:
+    """Receive a state. What is counted are its images, from when it was announced: who gives it makes them before.
 
     Raises:
         CheckpointDamaged: it is not what was told of it. All of it was received: the line is free again.
@@ -72,8 +73,10 @@ def take(*, line: Group, source: int) -> tuple[Manifest, dict[str, memoryview]]:
     images, wrong = {}, []
     for name, size_bytes, checksum in about["files"]:
         image = large_memory(size_bytes)[:size_bytes]
+        count = arrivals.begin(PEER, givers=(source,))
         for chunk in _chunks(torch.frombuffer(image, dtype=torch.uint8)):
             line.receive_(chunk, source=source)
+            count(chunk.numel())
         if zlib.crc32(image) != checksum:
             wrong.append(name)
         images[name] = image

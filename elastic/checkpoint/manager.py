@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from elastic import events
+from elastic.checkpoint.arrivals import Arrivals
 from elastic.checkpoint.draft import SaveMeta
 from elastic.checkpoint.flight import SaveResult
 from elastic.checkpoint.locating import storage_for
@@ -46,6 +47,7 @@ class CheckpointManager:
         """
         check_settings(settings, claimed=identity is not None)
         self._settings, self._emit, self._clock, self._nonce = settings, emit, clock, nonce
+        self._arrivals = Arrivals(clock)
         self._storage: Storage = storage or storage_for(
             settings.save_path, settings.load_path, settings.checkpoint_path
         )
@@ -106,6 +108,7 @@ class CheckpointManager:
             generation=service.generation,
             tier=self._snapshots.tier,
             places=service.places,
+            arrivals=self._arrivals,
         )
         restored = reader.restore(tracked, recall=recall)
         self._snapshots.forget_newer(restored.iteration)
@@ -114,7 +117,7 @@ class CheckpointManager:
             self._saver.go_on_from(durable=reader.durable, ancestors=reader.ancestors)
             self._saver.set_aside_newer(restored.iteration)
         self.intact, self.schedule.began_at = True, restored.iteration
-        self._emit(restored_event(restored, seconds=self._clock.monotonic_s() - begun_s))
+        self._tell_restored(restored, seconds=self._clock.monotonic_s() - begun_s)
         return restored
 
     def rejoin(self, tracked: Mapping[str, Any], meta: SaveMeta | None) -> Restored | None:
@@ -132,7 +135,13 @@ class CheckpointManager:
         if meta is not None and service.identity is not None:
             manifest = self._saver.draft(meta, captured, judge_health(meta.signs).status)
             kept = Kept(manifest=manifest, durable=self.schedule.committed or 0, captured=captured)
-        meeting = Rejoining(service.group, generation=service.generation, committer=service.committer, emit=self._tell)
+        meeting = Rejoining(
+            service.group,
+            generation=service.generation,
+            committer=service.committer,
+            arrivals=self._arrivals,
+            emit=self._tell,
+        )
         images = lambda: self._saver.taker.whole(captured)  # noqa: E731
         try:
             rejoined = meeting.meet(kept, tracked, held=self._snapshots.held(), images=images)
@@ -143,7 +152,7 @@ class CheckpointManager:
         self.intact = True
         self._saver.go_on_from(durable=rejoined.standing.durable, ancestors=rejoined.standing.ancestors)
         self._snapshots.forget_newer(rejoined.restored.iteration)
-        self._emit(restored_event(rejoined.restored, seconds=self._clock.monotonic_s() - begun_s))
+        self._tell_restored(rejoined.restored, seconds=self._clock.monotonic_s() - begun_s)
         return rejoined.restored
 
     def due(self, iteration: int, *, counted: range | None = None) -> bool:
@@ -193,6 +202,9 @@ class CheckpointManager:
     def close(self) -> None:
         """Give up what is under way, and the memory tier."""
         self._snapshots.close()
+
+    def _tell_restored(self, restored: Restored, *, seconds: float) -> None:
+        self._emit(restored_event(restored, seconds=seconds, arrived=self._arrivals.told()))
 
     def _tell(self, event: events.Event) -> None:
         """What all ranks know is told once."""

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from elastic.checkpoint.arrivals import Count, nowhere
 from elastic.checkpoint.checksums import crc32, fault_of
 from elastic.checkpoint.cuts import Cut, Window, whole
 from elastic.checkpoint.header import TensorEntry, header_bytes, parse_header
@@ -30,11 +31,14 @@ from elastic.errors import CheckpointDamaged
 class VerifiedFile:
     """A file of which any part can be read and is checked against what was written."""
 
-    def __init__(self, directory: str, name: str, facts: FileFacts, *, storage: Storage) -> None:
+    def __init__(
+        self, directory: str, name: str, facts: FileFacts, *, storage: Storage, count: Count = nowhere
+    ) -> None:
         self._path = os.path.join(directory, name)
         self._name = name
         self._facts = facts
         self._storage = storage
+        self._count = count
         self._all: bytes | None = None
         self._size_bytes: int | None = None  # asked once: on a store behind a network each asking is a request
 
@@ -89,6 +93,7 @@ class VerifiedFile:
             raise CheckpointDamaged(f"{self._name} cannot be read: {error}") from error
         if self._size_bytes != self._facts.size_bytes or len(data) != end - begin:
             raise CheckpointDamaged(f"{self._name} has {self._size_bytes} bytes, expected {self._facts.size_bytes}")
+        self._count(len(data))
         return data
 
     def _whole(self) -> bytes:

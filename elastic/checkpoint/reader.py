@@ -5,20 +5,20 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from elastic import events
 from elastic.checkpoint.adopting import publish_prepared
 from elastic.checkpoint.arena import Held
-from elastic.checkpoint.foreign import read_foreign
+from elastic.checkpoint.arrivals import MEMORY, Arrivals, nowhere
 from elastic.checkpoint.layout import TRACKER, CommitRecord, build_tracker
 from elastic.checkpoint.locating import is_url
 from elastic.checkpoint.manifest import Manifest
 from elastic.checkpoint.memory import MemoryTier
+from elastic.checkpoint.opening import Reading, open_candidate
 from elastic.checkpoint.places import Places
-from elastic.checkpoint.reading import begin_iteration, read_manifest, read_own_parts
 from elastic.checkpoint.recalling import (
     Offers,
     Pick,
@@ -60,27 +60,20 @@ _TOLD: dict[str, type[ElasticError]] = {
 """Errors that rank 0 may meet while deciding, and that every rank then raises as what they are."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Reading:
-    """A state that is known to fit and is still to be read. `manifest`: None where another system wrote it."""
-
-    read: Callable[[], Captured]
-    manifest: Manifest | None = None
-
-
 class Reader:
     """One restore. Every rank makes one and calls `restore`."""
 
     def __init__(
         self, settings: Settings, identity: RootIdentity | None, *, group: Group, storage: Storage, emit: events.Emit,
         committer: Committer, nonce: Callable[[], str], clock: Clock = SYSTEM_CLOCK, generation: int | None = None,
-        tier: MemoryTier | None = None, places: Places | None = None,
+        tier: MemoryTier | None = None, places: Places | None = None, arrivals: Arrivals | None = None,
     ) -> None:  # fmt: skip
         """`committer`: asked on rank 0 only. `generation`: that of this start; None: it adopts nothing.
 
         `places`: the directories that save_path is, where nodes do not share one.
         """
         self._tier = tier
+        self._arrivals = arrivals or Arrivals(clock)
         self._settings = settings
         self._committer = committer
         self._nonce = nonce
@@ -100,6 +93,7 @@ class Reader:
             nonce=nonce,
             clock=clock,
             emit=emit,
+            arrivals=self._arrivals,
         )
         self.ancestors: tuple[str, ...] = ()
         """After a restore of this run's own state: digests of what was committed up to it, itself included."""
@@ -139,7 +133,10 @@ class Reader:
     def _from_disk(self, attempt: Attempt, plan: Plan, tracked: Mapping[str, Any]) -> Restored | str:
         parts = bool(wanted_cuts({}, tracked))  # where each rank needs only its parts there is nothing to balance
         source = self._supply.source(attempt, plan, balanced=not parts)
-        return self._try(attempt, plan, tracked, partial(self._begin, attempt, plan, source, tracked))
+        begin = partial(
+            open_candidate, attempt, plan, source, tracked, rank=self._group.rank, arrivals=self._arrivals
+        )  # fmt: skip
+        return self._try(attempt, plan, tracked, begin)
 
     def _plan(self) -> Plan:
         seen = self._supply.survey()
@@ -205,33 +202,41 @@ class Reader:
         mine, iteration = held.get(chosen.offer), chosen.offer.iteration
         attempt = Attempt(directory="memory", iteration=iteration, manifest_digest=None, reason=chosen.reason)
         begin = self._in_parts(chosen, there, tracked) if chosen.parts else self._in_whole(chosen, mine, tracked)
-        result = self._try(attempt, plan, tracked, begin, tier="memory")
+        result = self._try(attempt, plan, tracked, begin, tier=MEMORY)
         if isinstance(result, Restored):
             self.ancestors, self.durable = tuple(told["ancestors"]), told["durable"]
             return result
         self._reject(attempt, result)
         return None
 
-    def _in_whole(self, chosen: Pick, mine: Held | None, tracked: Mapping[str, Any]) -> Callable[[], _Reading]:
-        everywhere = len(chosen.holders) == self._group.size
-        found = (mine.manifest, dict(mine.images)) if everywhere and mine else fetch(chosen, mine, group=self._group)
+    def _in_whole(self, chosen: Pick, mine: Held | None, tracked: Mapping[str, Any]) -> Callable[[], Reading]:
+        if mine is not None and len(chosen.holders) == self._group.size:
+            found = mine.manifest, dict(mine.images)
+        else:
+            found = fetch(chosen, mine, group=self._group, arrivals=self._arrivals)
 
-        def begin() -> _Reading:
+        def keep(viewed: Captured) -> Captured:
+            count = self._arrivals.begin(MEMORY)
+            kept = kept_of(viewed, live=overwritable(tracked))
+            count(0 if mine is None else mine.size_bytes)
+            return kept
+
+        def begin() -> Reading:
             viewed = viewed_in(*found)
             prepare(viewed, tracked)
-            return _Reading(read=lambda: kept_of(viewed, live=overwritable(tracked)), manifest=found[0])
+            return Reading(read=partial(keep, viewed), manifest=found[0])
 
         return begin
 
-    def _in_parts(self, chosen: Pick, there: Sequence[Held], tracked: Mapping[str, Any]) -> Callable[[], _Reading]:
+    def _in_parts(self, chosen: Pick, there: Sequence[Held], tracked: Mapping[str, Any]) -> Callable[[], Reading]:
         parts = held_parts(there, chosen.offer)
-        meeting = Regathering(chosen.parts, parts, tracked=tracked, group=self._group)
+        meeting = Regathering(chosen.parts, parts, tracked=tracked, group=self._group, arrivals=self._arrivals)
         meeting.meet()
 
-        def begin() -> _Reading:
+        def begin() -> Reading:
             captured, manifest = meeting.read()
             prepare(captured, tracked)
-            return _Reading(read=lambda: captured, manifest=manifest)
+            return Reading(read=lambda: captured, manifest=manifest)
 
         return begin
 
@@ -240,7 +245,7 @@ class Reader:
         return decide(offers, record=self._record, lineage=line, plan=plan, load_unhealthy=lenient, storage=storage)
 
     def _try(
-        self, attempt: Attempt, plan: Plan, tracked: Mapping[str, Any], begin: Callable[[], _Reading], *,
+        self, attempt: Attempt, plan: Plan, tracked: Mapping[str, Any], begin: Callable[[], Reading], *,
         tier: str = "disk",
     ) -> Restored | str:  # fmt: skip
         """Restore one candidate on all ranks, or say why it is damaged.
@@ -269,7 +274,9 @@ class Reader:
         if restored.own and manifest is not None and attempt.manifest_digest is not None:
             self.ancestors = (*manifest.ancestors, attempt.manifest_digest)
             self.durable = attempt.iteration
+        count = self._arrivals.begin(MEMORY) if tier == MEMORY else nowhere
         apply()
+        count(0)
         if not plan.weights_only:
             apply_rng(captured.opt, rank=self._group.rank)
         return restored
@@ -306,27 +313,6 @@ class Reader:
         with contextlib.suppress(OSError):  # behind, it misleads nobody
             self._storage.replace(tracker, build_tracker(attempt.iteration))
         return {}
-
-    def _begin(self, attempt: Attempt, plan: Plan, source: Storage, tracked: Mapping[str, Any]) -> _Reading:
-        if attempt.manifest_digest is None:
-            if not plan.weights_only:
-                raise CheckpointError(
-                    "another system wrote it, and only its weights can be used here. Set checkpoint.no_load_optim: True"
-                )
-            return _Reading(read=partial(read_foreign, attempt.directory, storage=self._storage))
-        manifest = read_manifest(attempt.directory, storage=self._storage, manifest_digest=attempt.manifest_digest)
-        if not manifest.has_optimizer and not plan.weights_only:
-            raise CheckpointError(
-                "it was saved with no_save_optim and holds weights only, so training cannot be continued from it. "
-                "Set checkpoint.load_path to it, no_load_optim: True and another save_path to start from its weights."
-            )
-        directory, weights_only = attempt.directory, plan.weights_only
-        if cuts := wanted_cuts(manifest.values, tracked):
-            own = partial(read_own_parts, storage=source, cuts=cuts, rank=self._group.rank, weights_only=weights_only)
-            return _Reading(read=partial(own, directory, manifest), manifest=manifest)
-        fits = partial(prepare, tracked=tracked, weights_only=weights_only)
-        read = begin_iteration(directory, manifest, storage=source, weights_only=weights_only, fits=fits)
-        return _Reading(read=lambda: read(overwritable(tracked, weights_only=weights_only)), manifest=manifest)
 
     def _restored(self, attempt: Attempt, plan: Plan, manifest: Manifest | None) -> Restored:
         reason = f"{attempt.directory}: {attempt.reason}"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from elastic.checkpoint.arrivals import Count, nowhere
 from elastic.checkpoint.checksums import fault_of
 from elastic.checkpoint.cuts import Cut
 from elastic.checkpoint.header import TensorEntry
@@ -44,12 +45,13 @@ def read_manifest(directory: str, *, storage: Storage, manifest_digest: str) -> 
 def begin_iteration(
     directory: str, manifest: Manifest, *, storage: Storage, weights_only: bool = False,
     fits: Callable[[Captured], object] = lambda captured: None,
-) -> Callable[[Mapping[str, Tensor]], Captured]:  # fmt: skip
+) -> Callable[[Mapping[str, Tensor], Count], Captured]:  # fmt: skip
     """All tensors of an iteration, in two steps. Files that the manifest does not name do not exist.
 
     First what can be known without them: `fits` is given the state without its numbers. What is returned then reads
-    and verifies them; it is given tensors by name that may be read into, where that can be done, and these stand in
-    the state. Where `fits` was not asked, since parts are to be put together first, they are left alone.
+    and verifies them, and counts each file; it is given tensors by name that may be read into, where that can be done,
+    and these stand in the state. Where `fits` was not asked, since parts are to be put together first, they are left
+    alone.
 
     Raises:
         CheckpointDamaged: a file is not what the manifest says; the message names it.
@@ -71,11 +73,12 @@ def begin_iteration(
     if whole:
         fits(_captured(manifest, {n: (shards[n], meta_tensors(e or ())) for n, e in headers.items()}, metadata))
 
-    def read(live: Mapping[str, Tensor]) -> Captured:
+    def read(live: Mapping[str, Tensor], count: Count) -> Captured:
         files: dict[str, tuple[ShardKind, dict[str, Tensor]]] = {}
         for name, kind in shards.items():
             into = live if whole else {}
             files[name] = kind, _tensors(directory, name, manifest.files[name], headers[name], into, storage)
+            count(manifest.files[name].size_bytes)
         return _captured(manifest, files, metadata)
 
     return read
@@ -120,11 +123,12 @@ def _captured(
 
 def read_own_parts(
     directory: str, manifest: Manifest, *, storage: Storage, cuts: Mapping[str, Cut], rank: int,
-    weights_only: bool = False,
+    weights_only: bool = False, count: Count = nowhere,
 ) -> Captured:  # fmt: skip
     """What one rank needs of an iteration: of the tensors in `cuts` its part, of the others all; verified.
 
-    Of the files of which some is needed only that much is read; random states of other ranks are not.
+    Of the files of which some is needed only that much is read; random states of other ranks are not. `count`: told
+    of what is read of shards.
 
     Raises:
         CheckpointDamaged: what was read is not what the manifest says; the message names the file.
@@ -137,7 +141,7 @@ def read_own_parts(
         if (shard := parse_shard_name(name)) is None:
             _verified(directory, name, facts, storage)
         elif shard.kind is ShardKind.MODEL or not weights_only:
-            files[name] = VerifiedFile(directory, name, facts, storage=storage)
+            files[name] = VerifiedFile(directory, name, facts, storage=storage, count=count)
     return gather_parts(manifest, files, pieces=pieces_in(metadata), cuts=cuts, rank=rank)
 
 

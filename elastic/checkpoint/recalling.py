@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from elastic.checkpoint.arena import Held, tensors_of
+from elastic.checkpoint.arrivals import PEER, Arrivals
 from elastic.checkpoint.layout import CommitRecord, Health, ShardKind, parse_shard_name
 from elastic.checkpoint.manifest import Manifest
 from elastic.checkpoint.placing import home_of
@@ -229,7 +230,9 @@ def held_parts(held: Sequence[Held], offer: Offer | None) -> dict[int, Held]:
     return {each.rank: each for each in reversed(held) if each.pieces is not None and offer_of(each) == offer}
 
 
-def fetch(pick: Pick, held: Held | None, *, group: Group) -> tuple[Manifest, dict[str, memoryview]]:
+def fetch(
+    pick: Pick, held: Held | None, *, group: Group, arrivals: Arrivals
+) -> tuple[Manifest, dict[str, memoryview]]:  # fmt: skip
     """The chosen copy on every rank: its own, or that of the first holder. All ranks call it.
 
     Raises:
@@ -242,6 +245,7 @@ def fetch(pick: Pick, held: Held | None, *, group: Group) -> tuple[Manifest, dic
     for name, size_bytes in told["images"]:
         image = held.images[name] if held is not None and group.rank == source else None
         arrived = torch.empty(size_bytes if held is None else 0, dtype=torch.uint8)
+        count = arrivals.begin(PEER, givers=(source,))
         for start in range(0, size_bytes, _CHUNK_BYTES):
             # Bytes are added as integers, and all ranks but one add 0.
             chunk = torch.zeros(min(_CHUNK_BYTES, size_bytes - start), dtype=torch.uint8)
@@ -250,6 +254,7 @@ def fetch(pick: Pick, held: Held | None, *, group: Group) -> tuple[Manifest, dic
             group.sum_(chunk)
             if held is None:
                 arrived[start : start + len(chunk)] = chunk
+                count(len(chunk))
         images[name] = memoryview(arrived.numpy())  # type: ignore[arg-type]
     if held is not None:
         return held.manifest, dict(held.images)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from elastic.checkpoint.arena import Held, pieces_from
+from elastic.checkpoint.arrivals import MEMORY, Arrivals, Count
 from elastic.checkpoint.header import TensorEntry, header_bytes, parse_header
 from elastic.checkpoint.manifest import Manifest
 from elastic.checkpoint.metadata import Piece
@@ -41,13 +42,14 @@ class _Catalogue:
 class _HeldFile:
     """A file of a part that lies in this node's memory."""
 
-    def __init__(self, image: memoryview, entries: Sequence[TensorEntry]) -> None:
-        self._image, self._entries = image, entries
+    def __init__(self, image: memoryview, entries: Sequence[TensorEntry], count: Count) -> None:
+        self._image, self._entries, self._count = image, entries, count
 
     def entries(self) -> Sequence[TensorEntry]:
         return self._entries
 
     def read(self, begin: int, end: int) -> memoryview:
+        self._count(end - begin)
         return self._image[begin:end]
 
 
@@ -68,10 +70,12 @@ class Regathering:
     """One meeting. Every rank makes one and calls `meet`, then `read`."""
 
     def __init__(
-        self, holders: Sequence[Sequence[int]], parts: Mapping[int, Held], *, tracked: Mapping[str, Any], group: Group
-    ) -> None:
+        self, holders: Sequence[Sequence[int]], parts: Mapping[int, Held], *, tracked: Mapping[str, Any], group: Group,
+        arrivals: Arrivals,
+    ) -> None:  # fmt: skip
         """`holders`: of each part, the ranks that have it. `parts`: those that this rank can read where they lie."""
         self._holders, self._parts, self._tracked, self._group = holders, parts, tracked, group
+        self._arrivals = arrivals
         self._manifest: Manifest | None = None
         self._catalogues: dict[int, _Catalogue] = {}
         self._requests: dict[int, Requests] = {}
@@ -92,7 +96,7 @@ class Regathering:
         except Exception as error:  # noqa: BLE001 - because the others wait for this rank in the next round
             self._fault, self._requests = self._fault or error, {}
         asked = swap([[json.dumps(self._requests.get(rank, {})).encode()] for rank in ranks], group=self._group)
-        came = swap([self._answer(each) for each in asked], group=self._group)
+        came = swap([self._answer(each) for each in asked], group=self._group, arrivals=self._arrivals)
         self._came = dict(enumerate(came))
 
     def read(self) -> tuple[Captured, Manifest]:
@@ -105,12 +109,14 @@ class Regathering:
             if self._fault is not None:
                 raise self._fault
             assert self._manifest is not None  # _plan found it
-            files = dict(self._files())
+            count = self._arrivals.begin(MEMORY)
+            files = dict(self._files(count))
             cuts = wanted_cuts(self._manifest.values, self._tracked)
             pieces = (piece for each in self._catalogues.values() for piece in each.pieces)
             rank = self._group.rank
             # Copied, since arenas will be written again, by ranks that are done earlier than this one.
             captured = gather_parts(self._manifest, files, pieces=pieces, cuts=cuts, rank=rank, copy=True)
+            count(0)
             return captured, self._manifest
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointDamaged(f"in memory: parts do not fit, {type(error).__name__}: {error}") from error
@@ -188,14 +194,14 @@ class Regathering:
             return []
         return found
 
-    def _files(self) -> Iterator[tuple[str, PartFile]]:
+    def _files(self, count: Count) -> Iterator[tuple[str, PartFile]]:
         came = {part: spans for server in self._requests for part, spans in self._unpacked(server)}
         for part, catalogue in self._catalogues.items():
             for name, entries in catalogue.entries.items():
                 if part in came:
                     yield name, _CameFile(entries, came[part].get(name, {}))
                 else:
-                    yield name, _HeldFile(self._parts[part].images[name], entries)
+                    yield name, _HeldFile(self._parts[part].images[name], entries, count)
 
     def _unpacked(self, server: int) -> Iterator[tuple[int, dict[str, dict[Span, memoryview]]]]:
         """By part and file: what came from a rank."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from elastic import events
 from elastic.checkpoint.arena import Held
+from elastic.checkpoint.arrivals import MEMORY, PEER, Arrivals
 from elastic.checkpoint.handover import content, give, routes, take
 from elastic.checkpoint.image import Image
 from elastic.checkpoint.manifest import Manifest
@@ -57,8 +58,11 @@ class Rejoined:
 class Rejoining:
     """One meeting. Every rank makes one and calls `meet`."""
 
-    def __init__(self, group: Group, *, generation: int, committer: Committer, emit: events.Emit) -> None:
+    def __init__(
+        self, group: Group, *, generation: int, committer: Committer, arrivals: Arrivals, emit: events.Emit
+    ) -> None:
         self._group, self._generation, self._committer, self._emit = group, generation, committer, emit
+        self._arrivals = arrivals
         self.intact = True
         """Whether what is tracked is what it was; not once another state is being put in its place."""
 
@@ -125,19 +129,22 @@ class Rejoining:
             return restored_from(kept.manifest, tier="process", reason=choice.reason, own=True)
         try:
             if copy is not None:
-                manifest, tier, files = copy.manifest, "memory", dict(copy.images)
+                manifest, tier, files = copy.manifest, MEMORY, dict(copy.images)
             else:
                 source = next(
                     giver for giver, receiver in routes(sources=choice.sources, behind=behind) if receiver == rank
                 )
-                manifest, files = take(line=self._group, source=source)
-                tier = "peer"
+                manifest, files = take(line=self._group, source=source, arrivals=self._arrivals)
+                tier = PEER
             viewed = viewed_in(manifest, files)
             prepare(viewed, tracked)
             self.intact = False
             # What lies in the node's memory will be written again; what came from a peer is nobody else's.
+            count = self._arrivals.begin(MEMORY)
             captured = kept_of(viewed, live=overwritable(tracked)) if copy is not None else viewed
             prepare(captured, tracked)()
+            if copy is not None:
+                count(copy.size_bytes)
             return restored_from(manifest, tier=tier, reason=choice.reason, own=True)
         except (CheckpointError, OSError, MemoryError) as error:
             return str(error)

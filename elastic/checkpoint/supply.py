@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 
 from elastic import events
+from elastic.checkpoint.arrivals import Arrivals
 from elastic.checkpoint.balanced import read_together
 from elastic.checkpoint.exchange import bring
 from elastic.checkpoint.holdings import survey_places
@@ -24,11 +25,12 @@ class Supply:
 
     def __init__(
         self, settings: Settings, *, group: Group, storage: Storage, places: Places | None, generation: int | None,
-        nonce: Callable[[], str], clock: Clock, emit: events.Emit,
+        nonce: Callable[[], str], clock: Clock, emit: events.Emit, arrivals: Arrivals,
     ) -> None:  # fmt: skip
         """`places`: the directories that save_path is, where nodes do not share one."""
         self._settings, self._group, self._storage, self._places = settings, group, storage, places
         self._generation, self._nonce, self._clock, self._emit = generation, nonce, clock, emit
+        self._arrivals = arrivals
         self._brought: str | None = None
 
     @property
@@ -65,6 +67,7 @@ class Supply:
             storage=self._storage,
             nonce=self._nonce,
             tell=lambda text: self._emit(events.Notice(text=text)),
+            arrivals=self._arrivals,
         )
         self._brought = digest if fault is None else None
         return fault
@@ -83,9 +86,13 @@ class Supply:
         known = self._group.gather(manifest is not None)
         if not self._group.broadcast(None if known is None else all(known)) or manifest is None:
             return self._storage
-        weights_only = plan.weights_only
         return read_together(
-            attempt.directory, manifest, storage=self._storage, group=self._group, weights_only=weights_only
+            attempt.directory,
+            manifest,
+            storage=self._storage,
+            group=self._group,
+            weights_only=plan.weights_only,
+            arrivals=self._arrivals,
         )
 
     def _await_visible(self, attempt: Attempt) -> None:

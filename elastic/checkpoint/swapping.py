@@ -6,13 +6,18 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from elastic.checkpoint.arrivals import PEER, Arrivals, nowhere
 from elastic.checkpoint.seams import Group
 
 Bytes = bytes | memoryview
 
 
-def swap(messages: Sequence[Iterable[Bytes]], *, group: Group) -> list[memoryview]:
+def swap(
+    messages: Sequence[Iterable[Bytes]], *, group: Group, arrivals: Arrivals | None = None
+) -> list[memoryview]:  # fmt: skip
     """What every rank, in their order, has for this one. `messages`: for each rank the pieces of what it gets.
+
+    `arrivals`: where what comes is a state.
 
     Raises:
         PeerLost: from the group.
@@ -32,7 +37,10 @@ def swap(messages: Sequence[Iterable[Bytes]], *, group: Group) -> list[memoryvie
             sent[at : at + len(piece)] = _tensor(piece)
             at += len(piece)
     received = torch.empty(sum(takes), dtype=torch.uint8)
+    others = [rank for rank, size_bytes in enumerate(takes) if size_bytes and rank != group.rank]
+    count = arrivals.begin(PEER, givers=others) if arrivals is not None else nowhere
     group.start_exchange(received, sent, takes=takes, gives=gives).wait()
+    count(sum(takes[rank] for rank in others))
     return [memoryview(each.numpy()) for each in torch.split(received, takes)]  # type: ignore[arg-type]
 
 

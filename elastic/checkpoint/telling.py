@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from elastic import events
+from elastic.checkpoint.arrivals import Arrived
 from elastic.checkpoint.draft import SaveMeta
 from elastic.checkpoint.flight import SaveResult
 from elastic.checkpoint.restored import Restored
 
 
-def restored_event(restored: Restored, *, seconds: float) -> events.Restored:
-    """Where the run stands now, and how long it took to get there."""
+def restored_event(restored: Restored, *, seconds: float, arrived: Arrived) -> events.Restored:
+    """Where the run stands now, how long it took to get there, and what came to this rank for it."""
     return events.Restored(
         tier=restored.tier,
         iteration=restored.iteration,
         consumed_samples=restored.consumed_samples,
         seconds=seconds,
         reason=restored.reason,
+        arrived=arrived.ways,
+        givers=arrived.givers,
     )
 
 

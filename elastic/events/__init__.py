@@ -24,7 +24,6 @@ from elastic.events.kinds import (
     Recovered,
     ReplicasDiffered,
     Rescaled,
-    Restored,
     RoundOpened,
     RunFinished,
     StepCommitted,
@@ -38,6 +37,7 @@ from elastic.events.kinds import (
     WorldFormed,
 )
 from elastic.events.records import EVENT_TYPES, Record, decode, encode, few_of, merged_records, read_records
+from elastic.events.restores import Restored, arrivals, rate, size
 from elastic.events.wishes import WishHeard
 
 __all__ = [
@@ -78,9 +78,12 @@ __all__ = [
     "WorkerStarted",
     "WorkerStayed",
     "WorldFormed",
+    "arrivals",
     "decode",
     "encode",
     "few_of",
     "merged_records",
+    "rate",
     "read_records",
+    "size",
 ]

@@ -178,18 +178,6 @@ class GroupReady(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Restored(Event):
-    """State was restored, or the run begins (`iteration` 0, tier "none")."""
-
-    kind = "restored"
-    tier: str
-    iteration: int
-    consumed_samples: int
-    seconds: float
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class ReplicasDiffered(Event):
     """Workers that had come equally far held different bits: a fault of a machine or of the job's code. Mended."""
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from elastic.events import wishes  # noqa: F401 - its event is one of the types below
+from elastic.events import restores, wishes  # noqa: F401 - their events are among the types below
 from elastic.events.kinds import Event, Unknown
 from elastic.events.shapes import SHAPES, Shape, moment, text, whole
 

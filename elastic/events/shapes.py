@@ -93,6 +93,7 @@ SHAPES: dict[str, Shape] = {
     "tuple[int, ...]": _many(whole),
     "tuple[tuple[int, int], ...]": _many(_row(whole, whole)),
     "tuple[tuple[str, int, int], ...]": _many(_row(text, whole, whole)),
+    "tuple[tuple[str, int, float], ...]": _many(_row(text, whole, real)),
     "tuple[tuple[str, float], ...]": _many(_row(text, real)),
     "tuple[tuple[str, Measured], ...]": _many(_row(text, measured)),
 }

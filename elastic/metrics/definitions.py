@@ -188,6 +188,15 @@ RESTORES = counter(
     "Restores by where the state came from; process: rank 0's worker kept it. Counted on rank 0's node.",
     tier=("process", *TIERS),
 )
+RESTORE_BYTES = counter(
+    "elastic_restore_bytes_total",
+    "Bytes of state that came to this node's workers for their restores, by where from; peer: over the network.",
+    tier=TIERS,
+)
+RESTORE_TRANSFER = counter(
+    "elastic_restore_transfer_seconds_total",
+    "Time in which they came, without agreeing and waiting: bytes over seconds is the rate of one worker.", tier=TIERS,
+)  # fmt: skip
 CHECKPOINT_FAILURES = counter(
     "elastic_checkpoint_failures_total", "Saves and copies that did not come about.", tier=TIERS
 )
@@ -260,6 +269,8 @@ DEFINITIONS: tuple[Definition, ...] = (
     CHECKPOINT_STALL,
     CHECKPOINT_SKIPPED,
     RESTORES,
+    RESTORE_BYTES,
+    RESTORE_TRANSFER,
     CHECKPOINT_FAILURES,
     CHECKPOINT_FALLBACKS,
     STORAGE_RETRIES,

@@ -183,6 +183,9 @@ class Metrics(Collector):
         self._values.set(of.CONSUMED_SAMPLES, event.consumed_samples)
         if record.rank in (0, None) and event.tier != "none":
             self._values.add(of.RESTORES, 1, event.tier)
+        for tier, size_bytes, seconds in event.arrived:  # each rank's own
+            self._values.add(of.RESTORE_BYTES, size_bytes, tier)
+            self._values.add(of.RESTORE_TRANSFER, seconds, tier)
 
     def _step_committed(self, record: events.Record, event: events.StepCommitted) -> None:
         self._values.set(of.STEP, event.iteration)

@@ -45,6 +45,8 @@ class Incident:
     seconds: float
     world_size: int
     stages: tuple[Stage, ...]
+    arrived: tuple[tuple[str, int, float], ...] = ()
+    """The state that came to workers of its last generation, as (tier, bytes, seconds), of all of them together."""
 
 
 @dataclass(kw_only=True)
@@ -55,6 +57,12 @@ class _Open:
     generation: int = 0
     world_size: int = 0
     ends_s: dict[str, float] = field(default_factory=dict)
+    arrived: dict[str, tuple[int, float]] = field(default_factory=dict)
+
+    def come(self, event: events.Restored) -> None:
+        for tier, size_bytes, seconds in event.arrived:
+            before_bytes, before_s = self.arrived.get(tier, (0, 0.0))
+            self.arrived[tier] = before_bytes + size_bytes, before_s + seconds
 
 
 class Incidents:
@@ -94,11 +102,14 @@ class Incidents:
         if record.generation > incident.generation:
             incident.generation = record.generation
             incident.ends_s.clear()
+            incident.arrived.clear()
             if isinstance(record.event, events.WorldFormed) and record.event.cause is events.Cause.PAUSED:
                 incident.begin_s = record.time_s  # How long the job rested is no part of it.
         if record.generation < incident.generation:
             return
         incident.ends_s[stage] = record.time_s
+        if isinstance(record.event, events.Restored):
+            incident.come(record.event)
         if isinstance(record.event, events.WorldFormed):
             incident.world_size = record.event.world_size
         if isinstance(record.event, events.StepCommitted):
@@ -132,4 +143,5 @@ def _closed(incident: _Open, *, at_s: float) -> Incident:
         seconds=at_s - incident.begin_s,
         world_size=incident.world_size,
         stages=tuple(stages),
+        arrived=tuple((tier, *each) for tier, each in sorted(incident.arrived.items())),
     )

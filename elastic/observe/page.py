@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from elastic.events import rate, size
 from elastic.observe.chronicle import Chronicled
 from elastic.observe.drawing import COLOURS, Line, bars, loss_chart, world_chart
 from elastic.observe.incidents import Incident
@@ -155,8 +156,18 @@ def _incident(each: Incident) -> str:
     )
     return (
         f"<details open><summary>{safe(title)}</summary><p>{safe(each.reason)}</p>"
-        f"{bars(stages, total=each.seconds, label=told)}<ol>{keys}</ol></details>"
+        f"{bars(stages, total=each.seconds, label=told)}<ol>{keys}</ol>{_arrived(each)}</details>"
     )
+
+
+def _arrived(each: Incident) -> str:
+    """How much of the state came from where, and how fast to one worker."""
+    told = [
+        f"{size(of_bytes)} from {'peers' if tier == 'peer' else tier}"
+        + (f" ({fast} a worker)" if (fast := rate(of_bytes, seconds)) else "")
+        for tier, of_bytes, seconds in each.arrived
+    ]
+    return f"<p>{safe('State: ' + ', '.join(told))}</p>" if told else ""
 
 
 def _account(account: Account) -> str:

@@ -114,7 +114,8 @@ def _of_workers(event: Event) -> str:
 def _of_checkpoints(event: Event) -> str:
     match event:
         case events.Restored():
-            return f"goes on from step {event.iteration} ({event.tier}, {event.seconds:.2f} s): {event.reason}"
+            came = f"; {told}" if (told := events.arrivals(event)) else ""
+            return f"goes on from step {event.iteration} ({event.tier}, {event.seconds:.2f} s): {event.reason}{came}"
         case events.CheckpointSaved():
             return f"saved step {event.iteration} ({event.tier}, {event.bytes / 1e6:.1f} MB, {event.seconds:.2f} s)"
         case events.CheckpointFailed():

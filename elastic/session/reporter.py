@@ -19,6 +19,7 @@ from elastic.events import (
     Restored,
     RunFinished,
     StepCommitted,
+    arrivals,
     encode,
 )
 from elastic.link import Link
@@ -62,7 +63,7 @@ class Reporter:
         self._link.send_event(encoded)
         if self._world.rank == 0 and self.tracking is not None:
             self.tracking(event)
-        if self._world.rank == 0 and (line := self._line(event)):
+        if (self._world.rank == 0 or _came_from_a_peer(event)) and (line := self._line(event)):
             logger.info(line)
 
     def close(self) -> None:
@@ -86,7 +87,8 @@ class Reporter:
             case Restored(tier="none"):
                 return f"starting from step 0 ({event.reason})  {self._where()}"
             case Restored():
-                return f"restored step {event.iteration} from {event.tier} ({event.reason})  {self._where()}"
+                came = f", {told}" if (told := arrivals(event)) else ""
+                return f"restored step {event.iteration} from {event.tier} ({event.reason}){came}  {self._where()}"
             case CheckpointSaved(tier="disk"):
                 return f"saved step {event.iteration} in {event.seconds:.2f} s"
             case CheckpointFailed(tier="disk"):
@@ -108,3 +110,8 @@ class Reporter:
 
     def _where(self) -> str:
         return f"world {self._world.size}  generation {self._world.generation}"
+
+
+def _came_from_a_peer(event: Event) -> bool:
+    """Of this rank alone, and nobody else's line tells it."""
+    return isinstance(event, Restored) and any(tier == "peer" for tier, _, _ in event.arrived)

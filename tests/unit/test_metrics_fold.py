@@ -237,6 +237,19 @@ def test_copies_in_memory_and_what_saves_cost(metrics):
     assert restores == {"process": 0, "memory": 1, "disk": 1, "peer": 0, "other": 0}
 
 
+def test_what_every_worker_of_the_node_got_is_counted_by_where_from(metrics):
+    ways = {0: (("memory", 500, 0.25),), 1: (("disk", 10, 0.5), ("peer", 1000, 0.125)), 2: (("peer", 24, 0.125),)}
+    for rank, arrived in ways.items():
+        back = events.Restored(
+            tier="peer", iteration=4, consumed_samples=96, seconds=9.0, reason="r", arrived=arrived, givers=(3,)
+        )
+        metrics.apply(record(back, rank=rank))
+    found = samples(metrics)
+    for tier, size_bytes, seconds in (("memory", 500, 0.25), ("peer", 1024, 0.25), ("disk", 10, 0.5), ("other", 0, 0)):
+        assert found["elastic_restore_bytes_total", ("tier", tier)] == size_bytes
+        assert found["elastic_restore_transfer_seconds_total", ("tier", tier)] == seconds
+
+
 def test_restoring_shows_where_the_run_stands(metrics):
     metrics.apply(
         record(events.Restored(tier="disk", iteration=40, consumed_samples=960, seconds=1.0, reason="r"), rank=2)

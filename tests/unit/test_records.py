@@ -1,11 +1,12 @@
 """Records of other versions: told for what they are, written back as they came, never lost in silence."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from elastic.data.lineage import trace
-from elastic.events import Cause, Recovered, Unknown, decode, encode, merged_records, read_records
+from elastic.events import Cause, Recovered, Restored, Unknown, decode, encode, merged_records, read_records
 from tests.harness import story
 
 RECOVERED = story.record(
@@ -39,6 +40,19 @@ def test_what_another_version_wrote_is_a_record_of_its_own_kind(changes, name, r
 
 def test_a_field_that_only_another_version_knows_is_left_out():
     assert decode(line(weather="fine")) == RECOVERED
+
+
+def test_a_restore_of_a_version_that_did_not_count_is_one_of_which_nothing_is_known():
+    event = Restored(
+        tier="peer", iteration=1, consumed_samples=8, seconds=0.1, reason="", arrived=(("peer", 7, 0.5),), givers=(2,)
+    )
+    record = story.record(event, at_s=7.0, rank=1)
+    assert decode(encode(record)) == record
+    raw = json.loads(encode(record))
+    del raw["arrived"], raw["givers"]
+    assert decode(json.dumps(raw)).event == replace(event, arrived=(), givers=())
+    raw["arrived"] = [["peer", "7", 0.5]]
+    assert isinstance(decode(json.dumps(raw)).event, Unknown)
 
 
 def test_what_is_no_record_is_an_error_still():

@@ -72,6 +72,8 @@ def test_a_recovery_stage_by_stage():
     lengths = {stage.name: round(stage.stop_s - stage.start_s, 3) for stage in fault.stages}
     assert lengths == {"agree": 0.5, "start workers": 0.2, "form the group": 1.0, "restore": 1.0, "first step": 1.3}
     assert sum(lengths.values()) == pytest.approx(fault.seconds) == 4.0
+    assert start.arrived == ()
+    assert fault.arrived == (("memory", 24_600_000, pytest.approx(0.06)),), "of both workers"
 
 
 def test_a_fault_during_a_recovery_is_one_incident_and_the_last_words_of_a_generation_are_none():
@@ -88,6 +90,7 @@ def test_a_fault_during_a_recovery_is_one_incident_and_the_last_words_of_a_gener
     assert (fault.generation, fault.world_size, fault.seconds) == (3, 1, pytest.approx(5.5))
     assert [stage.name for stage in fault.stages] == ["agree", "form the group", "restore", "first step"]
     assert fault.stages[0].stop_s == pytest.approx(2.5), "agreeing lasts until the world that made the step"
+    assert [tier for tier, _, _ in fault.arrived] == ["disk"], "what came in the generation between is not in its state"
 
 
 def test_how_long_a_paused_job_rested_is_no_part_of_a_recovery():
@@ -133,6 +136,7 @@ def test_the_page_holds_every_part():
         "every sample was used once",
         "peer_lost, 4.00 s by refork, 2 steps again, then 2 workers",
         "restore 1.00 s",
+        "State: 24.6 MB from memory (410.0 MB/s a worker)",
         "training.steps",
         "elastic 1, torch 2",
         "2 saves, newest first; 1 copies in memory",

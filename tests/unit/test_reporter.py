@@ -1,4 +1,4 @@
-"""What a worker tells people: a line for each event, of steps one in a second at most, and rank 0 alone."""
+"""What a worker tells people: a line for each event, of steps one in a second at most; what all know, rank 0 alone."""
 
 import logging
 
@@ -69,3 +69,31 @@ def test_everything_else_is_a_line_and_copies_in_memory_are_none(told):
 def test_other_ranks_say_nothing(told, tmp_path):
     assert told([*steps(20), Notice(text="x")], rank=1) == []
     assert len((tmp_path / "a.jsonl").read_text().splitlines()) == 21
+
+
+def restored(tier, *arrived, givers=()):
+    return Restored(tier=tier, iteration=7, consumed_samples=9, seconds=3.0, reason="r", arrived=arrived, givers=givers)
+
+
+def test_where_a_state_came_from_is_told_with_bytes_and_rate(told):
+    events = [
+        restored("process"),
+        restored("memory", ("memory", 12_300_000, 0.0041)),
+        restored("disk", ("disk", 2_000_000_000, 4.0), ("peer", 9, 0.0), givers=(1, 2, 3, 4, 5)),
+    ]
+    assert [line.split("  ")[0] for line in told(events)] == [
+        "restored step 7 from process (r)",
+        "restored step 7 from memory (r), 12.3 MB from memory in 4.10 ms (3.0 GB/s)",
+        "restored step 7 from disk (r), 2.0 GB from disk in 4.00 s (500.0 MB/s), 9 B from ranks 1, 2, 3, 4 and 1 more",
+    ]
+
+
+def test_who_got_its_state_from_a_peer_says_so_on_any_rank(told):
+    events = [
+        restored("process"),
+        restored("disk", ("disk", 5, 1.0)),
+        restored("peer", ("peer", 12_300_000, 0.02), givers=(0,)),
+    ]
+    assert told(events, rank=1) == [
+        "restored step 7 from peer (r), 12.3 MB from rank 0 in 0.02 s (615.0 MB/s)  world 2  generation 0"
+    ]
