@@ -45,7 +45,7 @@ def test_survivors_deal_their_model_out_anew(tmp_path: Path, etcd: EtcdServer) -
         for name in ("a", "b", "c"):
             run.start(name)
         run.wait_step(1, world_size=3)
-        run.wait(durable, what="a save", limit_s=60)
+        saved_bytes = run.wait(durable, what="a save", limit_s=60).event.bytes  # type: ignore[attr-defined]
         kept, at = pids(run, "b", "c"), run.now()
         run.nodes["a"].kill()  # rank 0, and mostly the leader
         assert recovered(run, since=at).lost_steps <= 1
@@ -56,8 +56,14 @@ def test_survivors_deal_their_model_out_anew(tmp_path: Path, etcd: EtcdServer) -
         joined = recovered(run, since=at)
         assert (pids(run, "b", "c"), joined.lost_steps) == (kept, 0)
         assert tiers(run.follower.records[at:]) == ["memory"] * 3
+        (new,) = [r.event for r in run.follower.records[at:] if isinstance(r.event, Restored) and r.node == "d"]
+        ((way, came_bytes, seconds),) = new.arrived  # all of its rows are others'
+        assert way == "peer"
+        assert saved_bytes / 5 < came_bytes < saved_bytes / 3, "a third of the tensors, without headers and the like"
+        assert seconds > 0
 
-        run.wait_step(1, world_size=3, since=run.now())
+        # The sum of the second step tells that the first one's copy is everywhere; before it there is the disk alone.
+        run.wait_step(new.iteration + 2, world_size=3, since=at)
         at = run.now()
         (victim,) = run.nodes["d"].workers()
         os.kill(victim, signal.SIGKILL)

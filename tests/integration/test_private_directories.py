@@ -111,6 +111,8 @@ def test_a_replacement_with_an_empty_disk_gets_the_state_from_the_others(apart: 
     apart.start("c")
     run.wait(brought, what="its state", limit_s=60, since=at)
     run.wait_step(80, world_size=3, since=at)
+    came = [r.event for r in run.follower.records[at:] if isinstance(r.event, Restored) and r.node == "c"]
+    assert [seconds > 0 for each in came for tier, _, seconds in each.arrived if tier == "peer"] == [True]
     assert [run.wait_exit(name) for name in ("a", "b", "c")] == [0, 0, 0]
     assert exact_account(run).steps == STEPS
     apart.assert_all_hold(STEPS, "a", "b", "c")

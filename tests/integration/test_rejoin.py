@@ -21,14 +21,27 @@ from elastic.events import (
 )
 from elastic.local.cluster import Cluster
 from elastic.local.etcd import EtcdServer
+from elastic.world import World
+from tests.harness.small_job import build_model
 from tests.harness.survival import cluster, durable, exact_account, leave_all
 from tests.harness.until import until
+from tests.integration.test_job_wide_agents import scraped
 
 pytestmark = pytest.mark.integration
 
 
 NO_COPIES = {"ELASTIC__CHECKPOINT__MEMORY_EVERY_STEPS": "0"}
 """Otherwise a copy in the node's own memory may be of the very step that all go on from, and is nearer than a peer."""
+
+
+HEADERS_BYTES = 2 * 8192
+"""Most that model and optimizer take up beside their tensors: a header each, in whole pages."""
+
+
+def state_bytes() -> int:
+    """Of the small job's tensors: each parameter and its two moments, and how often it was stepped."""
+    parameters = list(build_model(World()).parameters())
+    return sum(3 * each.nbytes + 4 for each in parameters)
 
 
 def pids(run: Cluster, *names: str) -> list[list[int]]:
@@ -99,6 +112,16 @@ def test_the_others_go_on_without_a_lost_node_and_its_newcomer_gets_their_state(
         assert pids(run, "b") == kept
         after = run.follower.records[joined:]
         assert tiers(after) == ["peer", "process"]
+        came = {r.node: (r.event.arrived, r.event.givers) for r in after if isinstance(r.event, Restored)}
+        assert came["b"] == ((), ()), "it has its own"
+        (((tier, came_bytes, seconds),), givers) = came["c"]
+        assert (tier, givers) == ("peer", (0,))
+        assert state_bytes() < came_bytes <= state_bytes() + HEADERS_BYTES
+        assert 0 < seconds < 5, "a rate, and not of the time that is waited for"
+        key = ("tier", "peer")
+        until(lambda: scraped(run)["c"]["elastic_restore_bytes_total", key] == came_bytes, what="it is exported")
+        assert scraped(run)["c"]["elastic_restore_transfer_seconds_total", key] == pytest.approx(seconds)
+        assert f"{came_bytes / 1e6:.1f} MB from rank 0 in " in run.nodes["c"].log.read_text()
         end(run, world_size=2, since=joined)
 
 
