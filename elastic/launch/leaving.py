@@ -31,8 +31,8 @@ class Wishes:
 
     def _take(self, source: str, why: str, reason: str) -> None:
         logger.info("this node is to leave: %s", why)
+        self._leave(why)  # first: who hears of it may send the signal that belongs to it, which is no second wish
         self._emit(LeaveAsked(source=source, reason=reason))
-        self._leave(why)
 
 
 def listen(wishes: Wishes, *, settings: Settings, drain: DrainWatch | None, stack: ExitStack) -> None:
