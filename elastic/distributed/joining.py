@@ -10,6 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
+
+# Its functions have the group there is while it is imported as a default, and keep it, its sockets and threads for the
+# life of the process; called in a later group, they would talk in that one. Every optimizer imports it. So: before any.
+import torch.distributed.nn.functional  # noqa: F401
 from torch.distributed import distributed_c10d
 
 from elastic.activity import Activity

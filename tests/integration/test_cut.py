@@ -1,6 +1,10 @@
 """Out of a dead collective: survivors of a killed or frozen rank are free at once, and form the next group in place."""
 
+import json
+import os
 import statistics
+import subprocess
+import sys
 
 import pytest
 
@@ -107,6 +111,39 @@ def test_twenty_groups_that_broke_leave_nothing_behind(work):
         made.leave()
         made.end()
     assert same(found), found
+
+
+IMPORTED_LATE = """
+import json, os, sys
+import torch
+from elastic.distributed.joining import join
+from elastic.world import World
+
+def sockets():
+    fds = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+    return sum(os.path.islink(fd) and os.readlink(fd).startswith("socket:") for fd in fds)
+
+torch.set_num_threads(1)
+found = [sockets()]
+group = join(World(rank=0, size=1, generation=1, distributed=True))
+found.append(sockets())
+assert "torch._dynamo" not in sys.modules, "nothing is left to be imported late"
+torch.optim.SGD([torch.nn.Parameter(torch.ones(2))]).zero_grad()
+import torch.distributed.fsdp, torch.distributed.nn.functional, torch.distributed.tensor
+group.leave()
+found.append(sockets())
+print(json.dumps([found, torch.distributed.nn.functional.all_reduce.__defaults__[-1] is None]))
+"""
+
+
+def test_what_torch_imports_while_there_is_a_group_does_not_keep_it():
+    """A new Python, as a worker that no zygote forked: its first optimizer brings in most of torch."""
+    environ = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "GLOO_SOCKET_IFNAME": "lo"}
+    command = [sys.executable, "-c", IMPORTED_LATE]
+    ran = subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True, check=True)
+    (before, during, after), none_is_default = json.loads(ran.stdout)
+    assert during > before == after
+    assert none_is_default
 
 
 def test_a_group_that_does_not_form_is_left_at_a_word():
