@@ -12,11 +12,13 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from elastic.activity import Activity, Doing
 from elastic.distributed.links import Links
 from elastic.distributed.peers import peer_errors
 from elastic.distributed.teardown import destroy
+from elastic.distributed.waiting import Beside, finished, keep, unfinished
 from elastic.errors import PeerLost
 from elastic.world import World
 
@@ -169,7 +171,7 @@ class TorchGroup:
         self.start_sum(tensor).wait()
 
     def start_sum(self, tensor: torch.Tensor) -> Pending:
-        return self._start("summing gradients", lambda: dist.all_reduce(tensor, async_op=True))
+        return self._start("summing gradients", lambda: dist.all_reduce(tensor, async_op=True), on=tensor)
 
     def start_exchange(
         self, received: torch.Tensor, sent: torch.Tensor, *, takes: Sequence[int], gives: Sequence[int]
@@ -177,48 +179,47 @@ class TorchGroup:
         return self._start(
             "exchanging gradients",
             lambda: dist.all_to_all_single(received, sent, list(takes), list(gives), async_op=True),
+            on=sent,
         )
 
     def start_collect(self, whole: torch.Tensor, piece: torch.Tensor) -> Pending:
-        return self._start("collecting gradients", lambda: dist.all_gather_single(whole, piece, async_op=True))
+        return self._start(
+            "collecting gradients", lambda: dist.all_gather_single(whole, piece, async_op=True), on=piece
+        )
 
     def broadcast_(self, tensor: torch.Tensor) -> None:
-        with self._losing("copying parameters from rank 0"):
-            dist.broadcast(tensor, src=0)
+        self._copy_from_0(tensor, doing="copying parameters from rank 0")
 
     def gather(self, value: Any) -> list[Any] | None:
-        data = _to_bytes(value)
-        with self._losing("gathering"):
-            sizes = torch.zeros(self.size, dtype=torch.int64)
-            sizes[self.rank] = data.numel()
-            dist.all_reduce(sizes)
-            width = max(1, int(sizes.max()))
-            padded = torch.zeros(width, dtype=torch.uint8)
-            padded[: data.numel()] = data
-            rows = [torch.empty_like(padded) for _ in range(self.size)] if self.rank == 0 else None
-            dist.gather(padded, rows, dst=0)
+        doing, data = "gathering", _to_bytes(value)
+        sizes = torch.zeros(self.size, dtype=torch.int64)
+        sizes[self.rank] = data.numel()
+        self._start(doing, lambda: dist.all_reduce(sizes, async_op=True), on=sizes).wait()
+        width = max(1, int(sizes.max()))
+        padded = torch.zeros(width, dtype=torch.uint8)
+        padded[: data.numel()] = data
+        rows = [torch.empty_like(padded) for _ in range(self.size)] if self.rank == 0 else None
+        self._start(doing, lambda: dist.gather(padded, rows, dst=0, async_op=True), on=padded).wait()
         if rows is None:
             return None
         return [_from_bytes(row[: int(size)]) for row, size in zip(rows, sizes, strict=True)]
 
     def broadcast(self, value: Any = None) -> Any:
-        with self._losing("waiting for rank 0's word"):
-            data = _to_bytes(value) if self.rank == 0 else torch.empty(0, dtype=torch.uint8)
-            size = torch.tensor([data.numel()])
-            dist.broadcast(size, src=0)
-            if self.rank != 0:
-                data = torch.empty(int(size), dtype=torch.uint8)
-            if int(size):
-                dist.broadcast(data, src=0)
+        doing = "waiting for rank 0's word"
+        data = _to_bytes(value) if self.rank == 0 else torch.empty(0, dtype=torch.uint8)
+        size = torch.tensor([data.numel()])
+        self._copy_from_0(size, doing=doing)
+        if self.rank != 0:
+            data = torch.empty(int(size), dtype=torch.uint8)
+        if int(size):
+            self._copy_from_0(data, doing=doing)
         return _from_bytes(data)
 
     def send(self, tensor: torch.Tensor, *, to: int) -> None:
-        with self._losing("sending state"):
-            dist.send(tensor, dst=to)
+        self._start("sending state", lambda: _beside(dist.isend(tensor, dst=to), tensor), on=tensor).wait()
 
     def receive_(self, tensor: torch.Tensor, *, source: int) -> None:
-        with self._losing("receiving state"):
-            dist.recv(tensor, src=source)
+        self._start("receiving state", lambda: _beside(dist.irecv(tensor, src=source), tensor), on=tensor).wait()
 
     def cut(self) -> None:
         self._links.cut()
@@ -226,17 +227,31 @@ class TorchGroup:
     def leave(self) -> None:
         if self.broken:
             self._links.cut()
-        # A collective under way holds the group's sockets and threads; who began it may keep it until the next step.
-        for work in self._under_way:
-            work.drop()
-        self._under_way = set()
+        self._let_go()
         destroy(excepthook=self._excepthook)
 
-    def _start(self, doing: str, begin: Callable[[], Any]) -> Pending:
+    def _let_go(self) -> None:
+        """Drop what is under way: it holds the group's sockets and threads, and who began it may keep it for long."""
+        dropped = [(work.drop(), work.watched) for work in self._under_way]
+        works = [work for work, watched in dropped if watched]
+        self._under_way = set()
+        if not all(work.is_completed() for work in works):
+            self._links.cut()
+            if left := unfinished(works):
+                keep(left, group=distributed_c10d._get_default_group())
+
+    def _copy_from_0(self, tensor: torch.Tensor, *, doing: str) -> None:
+        self._start(doing, lambda: dist.broadcast(tensor, src=0, async_op=True), on=tensor).wait()
+
+    def _start(self, doing: str, begin: Callable[[], Any], *, on: torch.Tensor) -> Pending:
         with self._losing(doing):
-            work = _Work(begin(), doing=doing, group=self)
+            work = _Work(begin(), doing=doing, group=self, watched=on.device.type == "cpu")
         self._under_way.add(work)
         return work
+
+    def _over(self) -> bool:
+        # One link to each of the others, and one to the store.
+        return self.broken or self._links.ended(count=self.size)
 
     @contextlib.contextmanager
     def _losing(self, doing: str) -> Iterator[None]:
@@ -250,21 +265,29 @@ class TorchGroup:
 
 
 class _Work:
-    """`Pending` of torch.distributed."""
+    """`Pending` of torch.distributed. `watched`: it is gloo's."""
 
-    def __init__(self, work: Any, *, doing: str, group: TorchGroup) -> None:
-        self._work, self._doing, self._group = work, doing, group
+    def __init__(self, work: Any, *, doing: str, group: TorchGroup, watched: bool) -> None:
+        self._work, self._doing, self._group, self.watched = work, doing, group, watched
 
     def wait(self) -> None:
         if self._work is None:
             raise PeerLost(f"{self._doing} was given up: the group that it was begun in is over")
         with self._group._losing(self._doing):
-            self._work.wait()
+            if not self.watched:
+                self._work.wait()
+            elif not finished(self._work, over=self._group._over):
+                raise PeerLost(f"a peer went away while {self._doing}, half of which was done: it never ends by itself")
         self._group._under_way.discard(self)
 
-    def drop(self) -> None:
-        """Let go of what torch holds for it."""
-        self._work = None
+    def drop(self) -> Any:
+        """Let go of what torch has for it, which is returned."""
+        work, self._work = self._work, None
+        return work
+
+
+def _beside(work: Any, tensor: torch.Tensor) -> Any:
+    return Beside(work) if tensor.device.type == "cpu" else work
 
 
 def _to_bytes(value: Any) -> torch.Tensor:

@@ -4,10 +4,9 @@ A rank that waits for a dead or frozen peer can be freed by nothing that gloo of
 does it in milliseconds, from any thread. And a rank whose collective has failed must shut them down, too: others may
 wait for it, and its sockets to them stay open as long as anything refers to the group.
 
-One case is known that a cut does not free: a send of which the frozen peer's machine has taken only a part. gloo
-tells the sends that it has queued of no error (Pair::signalException passes over those of unbound buffers). It lasts
-until the buffers of the sockets have filled or the collective has come to wait for data, which is milliseconds; within
-those about one rank in a hundred was missed. Its agent ends it by the deadline that every survivor has.
+gloo tells nobody whose message has come or gone in part; such a collective is given up (see `waiting`). What torch
+itself waits for, as it does for dealt out parameters in each pass, ends by the deadline that the agent has for each
+survivor.
 
 Sockets are found by what a process has open before and after a group was made, in Linux's /proc. Where that does not
 exist nothing is found: then a rank that does not come free must be killed.
@@ -38,6 +37,7 @@ class Links:
     def __init__(self) -> None:
         self._before = _open_sockets()
         self._own: frozenset[Opened] | None = None
+        self._connected: frozenset[Opened] = frozenset()
         self._lock = threading.Lock()
         self._is_cut = False
         self.also: Callable[[], object] | None = None
@@ -55,9 +55,18 @@ class Links:
         with self._lock:
             if self._own is None:
                 self._own = _open_sockets() - self._before
+                self._connected = frozenset(each for each in self._own if _with(*each, _is_connected))
         self._made.set()
         if self._follower is not None:
             self._follower.join()
+
+    def ended(self, *, count: int) -> bool:
+        """Whether gloo has closed a connection, as it does where the peer has.
+
+        `count`: the connections of such a group. False where there were others: something else in this process opened
+        them while the group was made, and may close them.
+        """
+        return len(self._connected) == count and not all(_is_open(*each) for each in self._connected)
 
     def cut(self) -> int:
         """Shut down every socket of the group, now; how many. Any number of times.
@@ -98,8 +107,20 @@ def _sockets() -> Iterator[Opened]:
                 yield int(name), found.st_ino
 
 
+def _is_open(fd: int, inode: int) -> bool:
+    try:
+        return os.fstat(fd).st_ino == inode
+    except OSError:
+        return False
+
+
 def _shut_down(fd: int, inode: int) -> bool:
     """Whether this socket was there, connected, and is shut down now."""
+    return _with(fd, inode, _shut_down_link)
+
+
+def _with(fd: int, inode: int, do: Callable[[socket.socket], bool]) -> bool:
+    """What is said of this socket; False where it is not there any more."""
     try:
         copy = os.dup(fd)  # nobody else can close this one, so that it cannot become another file meanwhile
     except OSError:
@@ -110,22 +131,30 @@ def _shut_down(fd: int, inode: int) -> bool:
             return False
         link = socket.socket(fileno=copy)
         try:
-            return _shut_down_link(link)
+            return do(link)
         finally:
             link.detach()
     finally:
         os.close(copy)
 
 
+def _is_connected(link: socket.socket) -> bool:
+    if link.family not in (socket.AF_INET, socket.AF_INET6) or link.type != socket.SOCK_STREAM:
+        return False
+    try:
+        link.getpeername()
+    except OSError:
+        return False  # it listens, or is not connected any more
+    return True
+
+
 def _shut_down_link(link: socket.socket) -> bool:
     """Never closed: gloo owns the descriptor and waits on it. And gloo ends the whole process when its listening
     socket is shut down."""
-    if link.family not in (socket.AF_INET, socket.AF_INET6) or link.type != socket.SOCK_STREAM:
-        return False
-    if link.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+    if not _is_connected(link):
         return False
     try:
         link.shutdown(socket.SHUT_RDWR)
     except OSError:
-        return False  # it is not connected any more
+        return False
     return True

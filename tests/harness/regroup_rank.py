@@ -125,6 +125,26 @@ class Work:
         """Drop what must not outlive the group."""
 
 
+class Copies(Work):
+    """Copies so large that whoever dies leaves one half done."""
+
+    def __init__(self, copy: Callable[[Collectives, torch.Tensor], None]) -> None:
+        self.copy = copy
+
+    def steps(self, group: Collectives) -> Iterator[None]:
+        tensor = torch.zeros(1 << 27, dtype=torch.uint8)
+        while True:
+            yield
+            self.copy(group, tensor)
+
+
+def _hand_over(group: Collectives, tensor: torch.Tensor) -> None:
+    if group.rank:
+        group.receive_(tensor, source=0)
+    else:
+        group.send(tensor, to=1)
+
+
 class Steps(Work):
     """Whole steps of a model, as a session does them."""
 
@@ -163,6 +183,8 @@ class ShardedSteps(Steps):
 
 WORKS: dict[str, Callable[[], Work]] = {
     "sum": Work,
+    "broadcast": lambda: Copies(lambda group, tensor: group.broadcast_(tensor)),
+    "handover": lambda: Copies(_hand_over),
     "replica": lambda: Steps(Replica),
     "tree": lambda: Steps(lambda model, group: Replica(model, group, exact=True), numerics="exact"),
     "sharded": lambda: ShardedSteps(Dealt),

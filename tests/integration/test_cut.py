@@ -15,6 +15,10 @@ pytestmark = pytest.mark.integration
 
 FREE_S = 5.0
 """A survivor may take so long on a busy machine; alone it takes milliseconds. Without a cut it takes for ever."""
+HALF_S = 0.01
+"""Into a copy that takes ten times as long."""
+TRIES = 10
+"""A fault may come between two copies."""
 QUIET_S = 0.1
 """No step for so long: the others stand still."""
 WORKS = ["sum", "replica", "tree", "sharded"]
@@ -67,6 +71,46 @@ def cycle(made, *, times, frozen):
 def test_survivors_are_free_and_form_the_next_group(work, frozen):
     with ranks(work, 3) as made:
         cycle(made, times=1, frozen=frozen)
+
+
+def half_done(made, *, victim, frozen):
+    """One of two goes in the midst of a large copy; what the other is told. Both are in another group then."""
+    made.form(made.ranks)
+    gone, survivor = made.ranks[victim], made.ranks[1 - victim]
+    for rank in made.ranks:
+        rank.hear("step")
+    gone.heard("step", limit_s=HALF_S)
+    (gone.freeze if frozen else gone.kill)()
+    if frozen:
+        survivor.tell("cut")
+    told = survivor.hear("lost", limit_s=FREE_S)["lost"]
+    survivor.hear("left", limit_s=FREE_S)
+    if frozen:
+        gone.kill()
+    made.ranks = made.replace(gone)
+    return "half of which" in told
+
+
+def survive_half(work, *, victim, frozen):
+    with ranks(work, 2) as made:
+        fired = any(half_done(made, victim=victim, frozen=frozen) for _ in range(TRIES))
+        made.form(made.ranks)
+        made.leave()
+        made.end()
+    assert fired, "no copy was caught half done"
+
+
+def test_a_copy_of_which_half_has_come_holds_nobody():
+    """gloo tells nobody about such a one, so that it is given up; the process goes on in another group."""
+    survive_half("broadcast", victim=0, frozen=False)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("frozen", [False, True], ids=["killed", "frozen"])
+@pytest.mark.parametrize("victim", [0, 1], ids=["source", "target"])
+@pytest.mark.parametrize("work", ["broadcast", "handover"])
+def test_a_copy_of_which_half_is_through_holds_nobody(work, victim, frozen):
+    survive_half(work, victim=victim, frozen=frozen)
 
 
 @pytest.mark.exhaustive

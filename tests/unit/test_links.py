@@ -128,3 +128,25 @@ def test_a_second_cut_finds_nothing_more(pairs):
     assert links.cut() == 2
     assert links.cut() in (0, 2)
     assert links.is_cut
+
+
+def test_a_connection_that_is_closed_here_shows(pairs):
+    links = Links()
+    mine, theirs = pairs()
+    with socket.create_server(("127.0.0.1", 0)):
+        links.settle()
+        theirs.shutdown(socket.SHUT_RDWR)
+        assert not links.ended(count=2), "it is for gloo to find out"
+        mine.close()
+        assert links.ended(count=2)
+        assert not links.ended(count=1), "one of them is not the group's"
+
+
+def test_another_socket_of_the_same_number_does_not_hide_it(pairs):
+    links = Links()
+    mine, theirs = pairs()
+    links.settle()
+    mine.close()
+    theirs.close()
+    pairs()
+    assert links.ended(count=2)
