@@ -39,23 +39,19 @@ class Caretaker:
         self._emit = emit
         self._start = start
         self._working: Pending[str] | None = None
-        self._next: tuple[int, str] | None = None
-        self._since: set[str] = set()
+        self._next: tuple[int, int, str] | None = None
 
-    def begin(self, committed: int, manifest_digest: str) -> None:
+    def begin(self, committed: int, manifest_digest: str, *, generation: int) -> None:
         """An iteration was committed: delete what may go now, or as soon as that is done for an earlier one."""
-        if self._working is None:
-            self._since.clear()  # nobody asks of earlier ones any more
-        self._since.add(manifest_digest)
-        self._next = (committed, manifest_digest)
+        self._next = (committed, generation, manifest_digest)
         self.look(wait=False)
 
     def look(self, *, wait: bool) -> None:
         """Tell what went wrong, once that is known, and go on with what was committed meanwhile. `wait` for all."""
         while True:
             if self._working is None and self._next is not None:
-                (committed, manifest_digest), self._next = self._next, None
-                self._working = self._start(partial(self._make_room, committed, manifest_digest))
+                work, self._next = partial(self._make_room, *self._next), None
+                self._working = self._start(work)
             if self._working is None or not (wait or self._working.done()):
                 return
             fault, self._working = self._working.result(), None
@@ -74,7 +70,7 @@ class Caretaker:
         except OSError as error:
             self._emit(events.Notice(text=f"iterations newer than {iteration} could not be set aside: {error}"))
 
-    def _make_room(self, committed: int, manifest_digest: str) -> str:
+    def _make_room(self, committed: int, generation: int, manifest_digest: str) -> str:
         """What went wrong, or ""."""
         root, settings, storage = self._settings.save_path, self._settings, self._storage
         try:
@@ -87,9 +83,8 @@ class Caretaker:
                 keep_every_steps=settings.keep_every_steps,
                 storage=storage,
             )
-            # Read back is what was committed then; what this process has committed since is newer, and chose nothing.
             record, nonce = self._committer.record, self._nonce
-            kept = make_room(root, chosen, storage=storage, record=record, nonce=nonce, since=self._since)
+            kept = make_room(root, chosen, storage=storage, record=record, nonce=nonce, generation=generation)
         except (OSError, StoreError) as error:
             return f"old iterations could not be deleted: {error}"
         _log.debug("deleted %s: %s", kept.deleted, kept.reason)

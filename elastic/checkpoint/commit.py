@@ -105,9 +105,10 @@ class Saving:
             return outcome
         return None
 
-    def give_up(self) -> None:
-        """Nothing follows on what is being done any more. Lets go of the group."""
+    def give_up(self) -> Pending[dict[str, Any]]:
+        """Let go of the group. What this rank has begun, and is returned, goes on: where it leads up to the commit."""
         self._course.close()
+        return self._working
 
     def _begin(self, work: Callable[[], Any] | None) -> Pending[dict[str, Any]]:
         return at_once(lambda: attempt(lambda: None)) if work is None else self._start(lambda: attempt(work))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from elastic.checkpoint.background import Pending
 from elastic.checkpoint.commit import Saving
 from elastic.checkpoint.draft import SaveMeta
 from elastic.checkpoint.places import share
@@ -15,6 +17,7 @@ _PATIENCE_S = 10.0
 """How long a save that is due waits at least for the one before it."""
 _ASKING_S = 0.5
 """The same where only the committer's answer is missing: etcd may be away for long, and takes milliseconds else."""
+_OUTLAST_S = 30.0
 _LOOK_S = 0.02
 
 
@@ -59,6 +62,28 @@ def stalls(flight: Flight, *, usual_s: float, group: Group, clock: Clock) -> str
 
 def _patience_s(saving: Saving, *, usual_s: float) -> float:
     return _ASKING_S if saving.asking else max(_PATIENCE_S, 2 * usual_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenUp:
+    """What is left to be done of a save that was given up; it refers to no group."""
+
+    iteration: int
+    generation: int
+    working: Pending[object]
+
+
+def outlast(given_up: Sequence[GivenUp], *, generation: int, clock: Clock) -> str:
+    """Wait for saves of this generation that were given up: what they have begun may count still, and not after what
+    comes now. Returns what there is to say where one does not end.
+    """
+    until_s = clock.monotonic_s() + _OUTLAST_S
+    for each in given_up:
+        while each.generation == generation and not each.working.done():
+            if clock.monotonic_s() >= until_s:
+                return f"the save of iteration {each.iteration}, which was given up, may count still"
+            clock.sleep(_LOOK_S)
+    return ""
 
 
 def release(left: list[Flight], now: Flight | None, snapshots: Snapshots) -> list[Flight]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from elastic.checkpoint.layout import (
@@ -76,11 +76,11 @@ def choose(
 
 def make_room(
     root: str, chosen: Chosen, *, storage: Storage, record: Callable[[], CommitRecord | None],
-    nonce: Callable[[], str], since: Container[str] = (),
+    nonce: Callable[[], str], generation: int,
 ) -> Kept:  # fmt: skip
     """Delete what was chosen, if what was committed then still is what was committed last.
 
-    `since`: manifests that the caller itself has committed since, which leave the choice as good as it was.
+    `generation`: the caller's. What it has committed since, known to it or not yet, leaves the choice as it was.
 
     Deleting is a rename first; what was renamed is given up after the next commit: the save after that writes over the
     files, which takes half the time of making new ones, or they are unlinked. So a reader that has files open
@@ -93,7 +93,7 @@ def make_room(
     if not chosen.delete and not chosen.trash:
         return Kept(deleted=(), reason=chosen.reason, fault=chosen.fault)
     now = record()
-    if now is not None and now.manifest_digest != chosen.manifest_digest and now.manifest_digest not in since:
+    if now is not None and now.manifest_digest != chosen.manifest_digest and now.generation != generation:
         return Kept(deleted=(), reason=f"iteration {now.iteration} was committed since: its writer makes room, not we")
     for each in (*filter(is_spare, storage.names(root)), *chosen.trash[1:]):
         storage.remove_tree(os.path.join(root, each))

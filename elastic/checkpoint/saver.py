@@ -10,7 +10,7 @@ from elastic import events
 from elastic.checkpoint.background import Start, at_once, in_thread
 from elastic.checkpoint.caretaker import Caretaker
 from elastic.checkpoint.draft import SaveMeta, common_of, draft_of
-from elastic.checkpoint.flight import Flight, SaveResult, release, stalls, unsaved
+from elastic.checkpoint.flight import Flight, GivenUp, SaveResult, outlast, release, stalls, unsaved
 from elastic.checkpoint.image import Image
 from elastic.checkpoint.layout import Health
 from elastic.checkpoint.manifest import Manifest
@@ -64,12 +64,16 @@ class Saver:
         self._start: Start = in_thread if settings.save_mode == SaveMode.ASYNC else at_once
         self._flight: Flight | None = None
         self._left, self._skipped, self._usual_s = list[Flight](), 0, 0.0
+        self._given_up = list[GivenUp]()
 
     def serve(self, service: Service) -> None:
         """Work in this generation from here on; a save under way in the one before is given up."""
-        if self._flight is not None:
-            self._flight.saving.give_up()
-            self._left.append(self._flight)
+        self._given_up = [each for each in self._given_up if not each.working.done()]
+        if (flight := self._flight) is not None:
+            at = flight.meta
+            left = GivenUp(iteration=at.iteration, generation=at.generation, working=flight.saving.give_up())
+            self._given_up.append(left)
+            self._left.append(flight)
         self._left = release(self._left, None, self._snapshots)
         self._flight, self._service = None, service
         self._group, places, weights_only = service.group, service.places, self._settings.no_save_optim
@@ -156,6 +160,8 @@ class Saver:
         """
         if not self._settings.enable_save or self._service.identity is None:
             return unsaved(meta, "saving is off")
+        if why := outlast(self._given_up, generation=meta.generation, clock=self._clock):
+            return unsaved(meta, why)
         earlier, why = (self._land(), "") if wait else self._clear()
         if why:
             self._skipped += 1
@@ -283,7 +289,7 @@ class Saver:
         if outcome.left_out:
             self._tell(events.Notice(text=f"iteration {meta.iteration} is not kept everywhere: {outcome.left_out}"))
         if self._caretaker is not None:
-            self._caretaker.begin(meta.iteration, outcome.manifest_digest)
+            self._caretaker.begin(meta.iteration, outcome.manifest_digest, generation=meta.generation)
 
     def _tell(self, event: events.Event) -> None:
         """What all ranks know is told once."""

@@ -104,7 +104,7 @@ class PrivateDirectories:
             return failed(standing.fault, stale=standing.stale)
         first = self._group.rank == 0
         asked = yield (lambda: points.commit(manifest)) if first else None
-        verdict = asked["value"] or CommitVerdict(granted=False, reason=str(asked["fault"]))
+        verdict = asked["value"] or CommitVerdict(granted=False, reason=str(asked["fault"]), stale=asked["fenced"])
         verdict = CommitVerdict(**self._group.broadcast(dataclasses.asdict(verdict) if first else None))
         if not verdict.granted:
             return refused(verdict)

@@ -8,7 +8,7 @@ committed later has left this line.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from elastic.checkpoint.layout import CommitRecord
@@ -75,13 +75,20 @@ def choose(standings: Sequence[Standing | None], *, record: CommitRecord | None)
         return Choice(standing=None, reason="; ".join(sorted({fault for fault in faults if fault})))
     best = max(fit, key=lambda each: (each.generation, each.iteration, each.consumed_samples))
     # The state of the lowest rank among equals: all but a faulty one have the same.
-    best = next(each for each in fit if each.point == best.point)
+    best = _told_of(next(each for each in fit if each.point == best.point), record)
     at_point = [each is not None and each.point == best.point for each in standings]
     sources = tuple(r for r, each in enumerate(standings) if at_point[r] and each and each.content == best.content)
     behind = tuple(rank for rank in range(len(standings)) if rank not in sources)
     differ = tuple(rank for rank in behind if at_point[rank])
     reason = f"{len(sources)} of {len(standings)} workers stand at step {best.iteration}"
     return Choice(standing=best, reason=reason, sources=sources, behind=behind, differ=differ)
+
+
+def _told_of(standing: Standing, record: CommitRecord | None) -> Standing:
+    """With a commit that its generation made and did not live to know of: it lies on the way of a fit standing."""
+    if record is None or record.iteration <= standing.durable:
+        return standing
+    return replace(standing, durable=record.iteration, ancestors=(*standing.ancestors, record.manifest_digest))
 
 
 def _fault(standing: Standing, record: CommitRecord | None) -> str | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from elastic.clock import Clock
 from elastic.launch.tenure import Tenure
 from elastic.link import Answer
@@ -29,5 +31,12 @@ class Asked:
             return Answer(granted=False, reason="etcd does not confirm this agent; nothing counts until it does")
         if self._tenure is not None and (lost := self._tenure.lost()):
             return Answer(granted=False, reason=lost, stale=True)
-        verdict = self._coordinator.commit(value)
+        verdict = self._coordinator.commit(value, generation=_generation_of(value))
         return Answer(granted=verdict.granted, reason=verdict.reason, stale=verdict.stale)
+
+
+def _generation_of(record: str) -> int | None:
+    """The generation that a record is written by; None where it says none."""
+    said = json.loads(record)
+    generation = said.get("generation") if isinstance(said, dict) else None
+    return generation if isinstance(generation, int) else None

@@ -259,10 +259,17 @@ class Coordinator:
         if agents:
             self._election.suspect(agents, among=self._waiting.nodes)
 
-    def commit(self, value: str, *, timeout_s: float = 10.0) -> CommitVerdict:
-        """Write the commit record, if this agent's generation is the newest one and its member key is there."""
+    def commit(self, value: str, *, generation: int | None = None, timeout_s: float = 10.0) -> CommitVerdict:
+        """Write the commit record, if this agent's generation is the newest one and its member key is there.
+
+        `generation`: that of who asks, where that may have ended meanwhile: a worker that stays outlives its own.
+        """
         left_s = self.lease_valid_until_s - self._clock.monotonic_s()  # beyond it nothing can be granted
-        return self._commits.write(value, world=self._joined, timeout_s=min(timeout_s, max(0.0, left_s)))
+        world = self._joined
+        if world is not None and generation is not None and generation != world.generation:
+            reason = f"generation {generation} asks, and this agent has joined generation {world.generation}"
+            return CommitVerdict(granted=False, reason=reason, stale=generation < world.generation)
+        return self._commits.write(value, world=world, timeout_s=min(timeout_s, max(0.0, left_s)))
 
     def commit_record(self) -> str | None:
         """The last commit record. Raises StoreUnavailable."""

@@ -72,7 +72,8 @@ def rows(own: Sequence[OwnRound], cold: Sequence[float], trouble: Trouble, stock
         )
     )  # fmt: skip
     table += silent_rows(trouble, stock) + outage_rows(trouble.outages, stock)
-    lost = max(each.lost_steps for each in (*worker, *node, *trouble.frozen, *trouble.cut, *trouble.lease))
+    faults = all_of(lambda one: [recovery for found in one.faults for recovery in found])
+    lost = max(each.lost_steps for each in (*faults, *trouble.frozen, *trouble.cut, *trouble.lease))
     table.append(
         Row(
             case="optimizer steps lost, at most", ours=lost, peer=None, limit=None, unit="steps", target="<= 1",
@@ -84,8 +85,9 @@ def rows(own: Sequence[OwnRound], cold: Sequence[float], trouble: Trouble, stock
 
 def silent_rows(trouble: Trouble, stock: StockResult | None) -> list[Row]:
     """Faults of which nobody is told. Stock waits for its group's time limit, half an hour: no number."""
+    note = f" (stock: nothing for {STOCK_SILENT_S:g} s)" if stock and stock.froze and stock.freeze_s is None else ""
     cases = (
-        (f"SIGSTOP one node (stock: nothing for {STOCK_SILENT_S:g} s)", trouble.frozen, SILENT_S),
+        (f"SIGSTOP one node{note}", trouble.frozen, SILENT_S),
         ("one node cut off silently", trouble.cut, SILENT_S),
         ("SIGSTOP an agent only, by its lease", trouble.lease, LEASE_S),
     )
@@ -109,7 +111,7 @@ def outage_rows(outages: Sequence[Outage], stock: StockResult | None) -> list[Ro
     ended = stock and stock.etcd_down_ended
     table = [
         Row(
-            case=f"etcd, {each.what} for {each.seconds:g} s: restarts, lost steps",
+            case=f"etcd, {each.what} for {each.seconds:g} s: restarts, lost steps (stock: agents that end)",
             ours=each.restarts + each.lost_steps,
             peer=ended if each is outages[-1] else None,
             limit=None,

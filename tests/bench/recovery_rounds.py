@@ -71,6 +71,12 @@ class OwnRound:
     dealt_worker: list[Recovery] = field(default_factory=list)
     dealt_node: list[Recovery] = field(default_factory=list)
 
+    @property
+    def faults(self) -> tuple[list[Recovery], ...]:
+        """All recoveries, by fault."""
+        dealt = (self.dealt_worker, self.dealt_node)
+        return (self.worker, self.leader, self.agent, self.node, self.last_but_one, *dealt)
+
 
 def own_round(endpoint: str, directory: Path, *, worker_kills: int) -> OwnRound:
     """Start three nodes; kill workers, rank 0's node, an agent, nodes down to one; let one join again."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +39,7 @@ class Outage:
     """Workers that were started and worlds that were formed."""
     lost_steps: int
     pause_s: float
-    """The longest time between two steps."""
+    """The longest time without a step, from its beginning on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,13 +117,13 @@ def outages(directory: Path, *, away_s: float = AWAY_S, down_s: float = 60.0) ->
     return found
 
 
-def outage(records: Sequence[Record], *, what: str, seconds: float, during: int) -> Outage:
-    """What the records since an outage began tell of it; the first `during` were read before its end."""
+def outage(records: Sequence[Record], *, what: str, seconds: float, at_s: float, during: int) -> Outage:
+    """What the records since an outage began, at `at_s`, tell of it; the first `during` were read before its end."""
     steps = [r for r in records if isinstance(r.event, StepCommitted)]
     done: dict[int, set[int]] = {}
     for record in steps:
         done.setdefault(record.event.iteration, set()).add(record.generation)  # type: ignore[attr-defined]
-    times_s = sorted(r.time_s for r in steps)
+    times_s = sorted([at_s, *(r.time_s for r in steps if r.time_s > at_s)])
     worlds = {r.generation for r in records if isinstance(r.event, WorldFormed)}
     return Outage(
         what=what,
@@ -155,11 +156,12 @@ def _outage(
     cluster: Cluster, what: str, strike: Callable[[], object], heal: Callable[[], object], *, seconds: float
 ) -> Outage:
     settle(cluster, world_size=3)
-    since = cluster.now()
+    since, at_s = cluster.now(), time.time()
     strike()
     SYSTEM_CLOCK.sleep(seconds)
     during = cluster.now()
     heal()
     cluster.wait(durable, what="a save after the outage", limit_s=_LIMIT_S, since=cluster.now())
     settle(cluster, world_size=None)
-    return outage(cluster.follower.records[since:], what=what, seconds=seconds, during=during - since)
+    found = cluster.follower.records[since:]
+    return outage(found, what=what, seconds=seconds, at_s=at_s, during=during - since)

@@ -28,6 +28,8 @@ class StockResult:
     worker_kill_s: float | None
     node_kill_s: float | None
     join_s: float | None
+    froze: bool
+    """Whether it trained when a node of its was frozen."""
     freeze_s: float | None
     etcd_down_ended: int | None
     """How many of its three agents end while etcd is down."""
@@ -83,10 +85,11 @@ class StockRun:
         worker = self._fault(lambda: os.kill(self._worker(), 9))
         node = self._fault(self._kill_node)
         join = self._fault(self.start, world=3)
-        freeze = self._freeze()
+        froze = self._settle() is not None
+        freeze = self._freeze() if froze else None
         return StockResult(
             start_s=None if started is None else started - began, worker_kill_s=worker, node_kill_s=node, join_s=join,
-            freeze_s=freeze, etcd_down_ended=self._without(etcd),
+            froze=froze, freeze_s=freeze, etcd_down_ended=self._without(etcd),
         )  # fmt: skip
 
     def first_step_s(self, *, world: int) -> float:

@@ -53,15 +53,17 @@ def test_stages_and_lost_steps():
 
 def test_what_an_outage_did():
     records = [step(1.0 + 0.1 * n, 1, n) for n in range(10)]
-    found = outage(records, what="all members down", seconds=60.0, during=4)
+    found = outage(records, what="all members down", seconds=60.0, at_s=0.95, during=4)
     assert found == Outage(
         what="all members down", seconds=60.0, steps=4, restarts=0, lost_steps=0, pause_s=pytest.approx(0.1)
     )
     started = record(3.0, 2, WorkerStarted(worker_rank=0, pid=1, path="refork"))
     again = [record(2.5, 2, FORMED), record(2.5, 2, FORMED), started, step(4.0, 2, 8), step(4.1, 2, 9)]
-    found = outage([*records, *again], what="", seconds=1.0, during=15)
+    found = outage([*records, *again], what="", seconds=1.0, at_s=0.95, during=15)
     assert (found.steps, found.restarts, found.lost_steps) == (10, 2, 2)
     assert found.pause_s == pytest.approx(2.1)
+    found = outage([step(31.0 + 0.1 * n, 1, n) for n in range(9)], what="", seconds=60.0, at_s=1.0, during=9)
+    assert found.pause_s == pytest.approx(30.0), "what stands still from the beginning on counts"
 
 
 GOOD = Recovery(seconds=0.3, step_s=0.1, stages={}, lost_steps=0)
@@ -78,8 +80,9 @@ def test_a_target_that_is_missed_shows():
         dealt_worker=[late], dealt_node=[replace(good, seconds=0.7)],
     )  # fmt: skip
     stock = StockResult(
-        start_s=36.0, worker_kill_s=41.0, node_kill_s=8.0, join_s=40.0, freeze_s=None, etcd_down_ended=3
-    )
+        start_s=36.0, worker_kill_s=41.0, node_kill_s=8.0, join_s=40.0, froze=True, freeze_s=None,
+        etcd_down_ended=3,
+    )  # fmt: skip
     met = {row.case.partition(" (")[0]: row.met for row in rows([one], [5.0], TROUBLE, stock)}
     assert met == {
         "start of 3 nodes": True,
@@ -101,6 +104,8 @@ def test_a_target_that_is_missed_shows():
     one.worker = [replace(good, lost_steps=2)]
     assert not rows([one], [5.0], TROUBLE, stock)[-1].met
     assert not rows([one], [4.0], TROUBLE, stock)[0].met
+    one.worker, one.dealt_node = [good], [replace(good, lost_steps=2)]
+    assert not rows([one], [5.0], TROUBLE, stock)[-1].met, "after any fault"
 
 
 def test_a_target_of_silent_faults_that_is_missed_shows():
