@@ -1,10 +1,16 @@
-"""The agent's end of the line to its workers: one thread, one unix socket, any number of workers."""
+"""The agent's end of the line to its workers: one unix socket, any number of workers, two threads.
+
+One thread hears what they tell; the other answers what they ask, which takes as long as etcd does. Were it one, events
+would fill the socket meanwhile, and a worker that trains on would wait in sending one.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import logging
 import os
+import queue
 import selectors
 import shutil
 import socket
@@ -19,15 +25,22 @@ from elastic.link import Answer, Control, Failure, Lines, Place, Stays, pack
 
 logger = logging.getLogger(__name__)
 
+LAST_ANSWER_S = 1.0
+"""How long `stop` waits for an answer under way: etcd may be away, and nobody goes on with it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Callbacks:
-    """What the server calls, always from its own thread, one call at a time. What they raise is logged, no more."""
+    """What the server calls: `ask` from one thread of its own, all else from another, each one call at a time.
+
+    What they raise is logged, no more; whoever asks is refused then. `ask` alone may take long.
+    """
 
     event: Callable[[str], None]
     failure: Callable[[int, Failure], None]
     """Given the worker's pid."""
     ask: Callable[[str, str | None], Answer]
+    """Given in the order that they came in. Who asked may have hung up meanwhile, or be in another generation."""
     stays: Callable[[int, Stays], None]
     """Given the worker's pid."""
 
@@ -41,6 +54,14 @@ class _Peer:
     """Whether it has said hello, with this agent's secret."""
     sending: threading.Lock = field(default_factory=threading.Lock)
     """Answers and requests come from different threads; a line must not end up inside another."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Question:
+    peer: _Peer
+    id: int
+    what: str
+    value: str | None
 
 
 class WorkerServer:
@@ -65,8 +86,11 @@ class WorkerServer:
         self._hearings_done = 0
         self._asked: Control | None = None
         self._stopping = False
-        self._thread = threading.Thread(target=self._run, name="elastic-worker-server", daemon=True)
-        self._thread.start()
+        self._questions: queue.SimpleQueue[_Question | None] = queue.SimpleQueue()
+        self._hearing = threading.Thread(target=self._run, name="elastic-worker-server", daemon=True)
+        self._answering = threading.Thread(target=self._answer_all, name="elastic-worker-asks", daemon=True)
+        self._hearing.start()
+        self._answering.start()
 
     def ask_all(self, control: Control) -> None:
         """Ask something of all workers; those still starting up are asked as they connect."""
@@ -90,9 +114,9 @@ class WorkerServer:
         return self._tell(pid, {"place": asdict(place)})
 
     def hear_out(self, *, limit_s: float) -> bool:
-        """Wait until all that workers sent before is handled, the last words of one that has just ended too.
+        """Wait until all that workers told before is handled, the last words of one that has just ended too.
 
-        False when the limit ran out first: the server is busy with an answer.
+        What they asked may still wait for its answer. False when the limit ran out first: the machine is overloaded.
         """
         with self._caught_up:
             self._hearings_asked += 1
@@ -101,12 +125,15 @@ class WorkerServer:
             return self._caught_up.wait_for(lambda: self._hearings_done >= wanted, limit_s)
 
     def stop(self) -> None:
-        """Hang up on everyone and remove the socket."""
+        """Hang up on everyone and remove the socket. What was asked and not begun to be answered is left; an answer
+        that takes longer than LAST_ANSWER_S is sent to nobody."""
         self._stopping = True
         os.write(self._wake_write, b"x")
-        self._thread.join()
+        self._questions.put(None)
+        self._hearing.join()
+        self._answering.join(LAST_ANSWER_S)
         for peer in self._peers.values():
-            peer.socket.close()
+            _close(peer)
         self._selector.close()
         self._listener.close()
         os.close(self._wake_read)
@@ -191,7 +218,7 @@ class WorkerServer:
         self._selector.unregister(peer.socket)
         with self._lock:
             del self._peers[peer.socket.fileno()]
-        peer.socket.close()
+        _close(peer)
 
     def _handle(self, peer: _Peer, message: dict[str, Any]) -> None:
         if "event" in message:
@@ -206,13 +233,22 @@ class WorkerServer:
         elif "stays" in message:
             self._callbacks.stays(peer.pid, Stays(**message["stays"]))
         elif "ask" in message:
-            self._send(peer, {"id": message["id"], "answer": asdict(self._answer(message))})
+            question = _Question(peer=peer, id=message["id"], what=message["ask"], value=message.get("value"))
+            self._questions.put(question)
 
-    def _answer(self, message: dict[str, Any]) -> Answer:
+    def _answer_all(self) -> None:
+        """One after the other. Who has hung up is answered, too: what it wanted to count may count without it."""
+        while (question := self._questions.get()) is not None and not self._stopping:
+            try:
+                self._send(question.peer, {"id": question.id, "answer": asdict(self._answer(question))})
+            except Exception:  # whatever it is: this thread answers all workers, and nobody would see it end
+                logger.exception("the answer to %r could not be sent", question.what)
+
+    def _answer(self, question: _Question) -> Answer:
         try:
-            return self._callbacks.ask(message["ask"], message.get("value"))
+            return self._callbacks.ask(question.what, question.value)
         except Exception as error:  # noqa: BLE001 - because the worker waits for an answer, whatever went wrong
-            logger.warning("the request %r of a worker failed: %s", message["ask"], error)
+            logger.warning("the request %r of a worker failed: %s", question.what, error)
             return Answer(granted=False, reason=f"{type(error).__name__}: {error}")
 
     def _send(self, peer: _Peer, message: dict[str, Any]) -> None:
@@ -222,3 +258,10 @@ class WorkerServer:
         except OSError:
             # The worker died meanwhile; its end is noticed by the agent's watch on the process.
             return
+
+
+def _close(peer: _Peer) -> None:
+    with contextlib.suppress(OSError):
+        peer.socket.shutdown(socket.SHUT_RDWR)  # frees the thread that waits in sending to one that does not read
+    with peer.sending:  # or the number would be that of another file by the time that a thread writes to it
+        peer.socket.close()

@@ -67,18 +67,17 @@ def test_events_and_last_words_are_heard_out_after_the_worker_has_gone(agent):
         assert agent.events[-1] == f"event of {pid}"
 
 
-def test_hearing_out_gives_up_while_an_answer_takes_its_time(agent):
-    release = threading.Event()
-    agent.answer = lambda what, value: release.wait(LIMIT_S) and Answer(granted=True, reason="late")
+def test_hearing_out_gives_up_while_what_was_heard_takes_its_time(agent):
+    release, begun = threading.Event(), threading.Event()
+    agent.failed = lambda pid, failure: begun.set() or release.wait(LIMIT_S)
+    agent.server._callbacks = Callbacks(
+        event=agent.events.append, failure=agent.failed, ask=agent.ask, stays=agent.stays
+    )
     link = agent.link()
-    answers = []
-    asking = threading.Thread(target=lambda: answers.append(link.ask("commit")))
-    asking.start()
-    until(lambda: agent.asked)
+    link.send_failure(FAILURE)
+    assert begun.wait(LIMIT_S)
     assert not agent.server.hear_out(limit_s=0.01)
     release.set()
-    asking.join()
-    assert answers == [Answer(granted=True, reason="late")]
     assert agent.server.hear_out(limit_s=LIMIT_S), "it serves on"
     link.close()
 
