@@ -21,13 +21,14 @@ from elastic.checkpoint.layout import (
     COMMON,
     MANIFEST,
     METADATA,
+    CommitRecord,
     CommonInfo,
     aside_name,
     iteration_dir,
     parse_temp_name,
     temp_name,
 )
-from elastic.checkpoint.manifest import FileFacts, Manifest, record_of
+from elastic.checkpoint.manifest import FileFacts, Manifest
 from elastic.checkpoint.outcome import Outcome, attempt, failed
 from elastic.checkpoint.seams import Committer, CommitVerdict, Group
 from elastic.checkpoint.storage import Storage
@@ -153,12 +154,12 @@ class Saving:
         storage.sync_dir(self._root)
         failpoint("checkpoint.6")
 
-    def commit(self, manifest: bytes) -> CommitVerdict:
+    def commit(self, record: CommitRecord) -> CommitVerdict:
         """Point 7."""
         self._asking = True
         try:
             # 7. THE COMMIT: from here on it is what a restart restores.
-            return self._committer.commit(record_of(Manifest.from_bytes(manifest), manifest))
+            return self._committer.commit(record)
         finally:
             self._asking = False
 
@@ -166,11 +167,11 @@ class Saving:
         """Why the tracker may not be moved, or None."""
         return self._committer.fence()
 
-    def follow(self, manifest: bytes) -> str | None:
+    def follow(self, manifest: Manifest) -> str | None:
         """Point 8; why it could not be."""
         # 8. The tracker follows, for readers that know no record. Behind, it misleads nobody: the next save repairs
         # it. A process that was paused since point 7 leaves it alone: others may have gone on.
-        found = attempt(lambda: follow(self._root, Manifest.from_bytes(manifest), storage=self._storage))
+        found = attempt(lambda: follow(self._root, manifest, storage=self._storage))
         return None if found["fault"] is None else str(found["fault"])
 
     def remove(self) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, Protocol, TypeAlias
 
-from elastic.checkpoint.layout import MANIFEST, CommonInfo
+from elastic.checkpoint.layout import MANIFEST, CommitRecord, CommonInfo
 from elastic.checkpoint.manifest import Manifest, record_of
 from elastic.checkpoint.outcome import Outcome, failed
 from elastic.checkpoint.seams import CommitVerdict, Group
@@ -25,7 +25,7 @@ class Points(Protocol):
         """Write the small files and give the directory its name. Raises OSError, or Fenced."""
         ...
 
-    def commit(self, manifest: bytes) -> CommitVerdict:
+    def commit(self, record: CommitRecord) -> CommitVerdict:
         """Ask the committer."""
         ...
 
@@ -33,7 +33,7 @@ class Points(Protocol):
         """Why the tracker may not be moved."""
         ...
 
-    def follow(self, manifest: bytes) -> str | None:
+    def follow(self, manifest: Manifest) -> str | None:
         """Move the tracker. Why it could not follow, or None."""
         ...
 
@@ -85,15 +85,16 @@ class OneDirectory:
     def _conclude(self, points: Points) -> Outcome:
         texts = texts_of(self._draft, self._common, _agreed(self._wrote))  # with many tensors that takes a while
         points.publish(texts)
-        verdict = points.commit(texts[MANIFEST])
+        sealed = seal(texts[MANIFEST])
+        verdict = points.commit(sealed.record)
         if not verdict.granted:
             return refused(verdict)
         failpoint("checkpoint.7")
         fenced = points.fence()
-        late = fenced or points.follow(texts[MANIFEST])
+        late = fenced or points.follow(sealed.manifest)
         failpoint("checkpoint.8")
         late = f"; the tracker could not follow: {late}" if late else ""
-        return counted(texts[MANIFEST], reason=verdict.reason + late, fenced=fenced)
+        return counted(sealed, reason=verdict.reason + late, fenced=fenced)
 
 
 def refused(verdict: CommitVerdict) -> Outcome:
@@ -101,15 +102,31 @@ def refused(verdict: CommitVerdict) -> Outcome:
     return failed(f"not committed: {verdict.reason}", stale=verdict.stale)
 
 
-def counted(data: bytes, *, reason: str, fenced: str | None, left_out: str = "") -> Outcome:
-    """The outcome of a save that counts, with this manifest."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sealed:
+    """A manifest as it was written, read once, and the record that makes it count."""
+
+    manifest: Manifest
+    record: CommitRecord
+    size_bytes: int
+    """Of the manifest and all files that it names."""
+
+
+def seal(data: bytes) -> Sealed:
+    """Of a manifest's bytes."""
     manifest = Manifest.from_bytes(data)
+    size_bytes = len(data) + sum(facts.size_bytes for facts in manifest.files.values())
+    return Sealed(manifest=manifest, record=record_of(manifest, data), size_bytes=size_bytes)
+
+
+def counted(sealed: Sealed, *, reason: str, fenced: str | None, left_out: str = "") -> Outcome:
+    """The outcome of a save that counts."""
     return Outcome(
         committed=True,
         stale=False,
         reason=reason,
-        total_bytes=len(data) + sum(facts.size_bytes for facts in manifest.files.values()),
-        manifest_digest=record_of(manifest, data).manifest_digest,
+        total_bytes=sealed.size_bytes,
+        manifest_digest=sealed.record.manifest_digest,
         fenced=fenced or "",
         left_out=left_out,
     )

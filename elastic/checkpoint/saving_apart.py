@@ -19,7 +19,7 @@ from torch import Tensor
 from elastic.checkpoint.checksums import fault_of
 from elastic.checkpoint.commit import Saving
 from elastic.checkpoint.exchange import send
-from elastic.checkpoint.ground import Course, Points, counted, refused
+from elastic.checkpoint.ground import Course, Points, counted, refused, seal
 from elastic.checkpoint.holdings import Delivery
 from elastic.checkpoint.image import Image
 from elastic.checkpoint.layout import MANIFEST, CommonInfo
@@ -97,19 +97,19 @@ class PrivateDirectories:
 
     def conclude(self, points: Points) -> Course:
         """Each place publishes its own; one compare-and-set counts for all; then each tracker follows."""
-        manifest = self._texts[MANIFEST]
         published = yield (lambda: self._publish(points)) if self.lead else None
         standing = self._standing(published)
         if standing.fault is not None:
             return failed(standing.fault, stale=standing.stale)
         first = self._group.rank == 0
-        asked = yield (lambda: points.commit(manifest)) if first else None
+        sealed = seal(self._texts[MANIFEST])
+        asked = yield (lambda: points.commit(sealed.record)) if first else None
         verdict = asked["value"] or CommitVerdict(granted=False, reason=str(asked["fault"]), stale=asked["fenced"])
         verdict = CommitVerdict(**self._group.broadcast(dataclasses.asdict(verdict) if first else None))
         if not verdict.granted:
             return refused(verdict)
         failpoint("checkpoint.7")
-        followed = yield lambda: self._follow(points, kept=standing.kept)
+        followed = yield lambda: self._follow(points, sealed.manifest, kept=standing.kept)
         lates = share(self._group, followed["value"] or [followed["fault"], None])
         failpoint("checkpoint.8")
         if not standing.kept:
@@ -117,9 +117,7 @@ class PrivateDirectories:
         behind = (
             f"; the tracker of rank {rank} could not follow: {each[0]}" for rank, each in enumerate(lates) if each[0]
         )
-        return counted(
-            manifest, reason=verdict.reason + "".join(behind), fenced=lates[0][1], left_out=standing.left_out
-        )
+        return counted(sealed, reason=verdict.reason + "".join(behind), fenced=lates[0][1], left_out=standing.left_out)
 
     def _publish(self, points: Points) -> None:
         if self._missing is not None:
@@ -127,10 +125,10 @@ class PrivateDirectories:
         if self._places.mine in self._found.kept_by:
             points.publish(self._texts)
 
-    def _follow(self, points: Points, *, kept: bool) -> list[str | None]:
+    def _follow(self, points: Points, manifest: Manifest, *, kept: bool) -> list[str | None]:
         """What became of the tracker here, and whether a fence stood before it."""
         fenced = points.fence() if self._group.rank == 0 else None
-        late = fenced or points.follow(self._texts[MANIFEST]) if self.lead and kept else None
+        late = fenced or points.follow(manifest) if self.lead and kept else None
         return [late, fenced]
 
     def _standing(self, published: dict[str, Any]) -> Standing:
