@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -128,8 +129,9 @@ class StockRun:
             return None  # it had not come back from what was before
         etcd.kill()
         until_s = time.time() + SILENT_S
-        while time.time() < until_s and any(agent.poll() is None for agent in alive):
-            time.sleep(0.1)
+        for agent in alive:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                agent.wait(max(0.0, until_s - time.time()))
         return sum(agent.poll() is not None for agent in alive)
 
     def _kill(self, agent: subprocess.Popen[bytes]) -> None:
