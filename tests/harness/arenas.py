@@ -11,6 +11,14 @@ PLENTY = Room(available_bytes=1 << 40, cgroup_bytes=None)
 KINDS = ("own0", "own1", "guest0", "guest1")
 
 
+def two_arenas(directory: Path) -> Places:
+    """Of a worker alone on its node."""
+    paths = [directory / name for name in ("own0", "own1")]
+    for path in paths:
+        path.touch()
+    return Places(own=(str(paths[0]), str(paths[1])))
+
+
 def open_node(
     root: Path, node: str, *, slot: int = 0, slots: int = 1, guests: bool = True, room: Room = PLENTY
 ) -> MemoryTier:

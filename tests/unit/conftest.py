@@ -7,6 +7,7 @@ import pytest
 import elastic
 from elastic.rendezvous.memory import MemoryServer, MemoryStore
 from tests.harness.agents import Job
+from tests.harness.gate import Gate
 
 
 @pytest.fixture
@@ -26,6 +27,14 @@ def make_job(server):
     yield make
     for job in jobs:
         job.close()
+
+
+@pytest.fixture
+def gate():
+    """A disk that stalls; what waits on it goes on afterwards."""
+    made = Gate()
+    yield made
+    made.open.set()
 
 
 @pytest.fixture

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from elastic.checkpoint.memory import MemoryTier, Places
+from elastic.checkpoint.memory import MemoryTier
 from elastic.checkpoint.room import Room
 from elastic.checkpoint.seams import CommitVerdict
 from elastic.clock import SYSTEM_CLOCK
 from elastic.errors import Fenced, UsageError
+from tests.harness.arenas import PLENTY, two_arenas
 from tests.harness.checkpoints import Bench, make_run, meta, same
 from tests.harness.faulty_storage import Died, Fault, FaultyStorage
 from tests.harness.gate import LIMIT_S, Gate, until
@@ -24,22 +25,12 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.fixture
-def gate() -> Iterator[Gate]:
-    made = Gate()
-    yield made
-    made.open.set()
-
-
 @pytest.fixture(params=["heap", "arena"])
 def tier(request, tmp_path) -> Iterator[MemoryTier | None]:
     if request.param == "heap":
         yield None
         return
-    for name in "ab":
-        (tmp_path / name).touch()
-    places = Places(own=(str(tmp_path / "a"), str(tmp_path / "b")))
-    made = MemoryTier(places, room=lambda: Room(available_bytes=1 << 40, cgroup_bytes=None))
+    made = MemoryTier(two_arenas(tmp_path), room=lambda: PLENTY)
     yield made
     made.close()
 
@@ -182,9 +173,7 @@ def test_the_slowest_rank_counts(tmp_path):
 
 
 def test_no_room_is_a_notice_or_an_error(tmp_path):
-    for name in "ab":
-        (tmp_path / name).touch()
-    places = Places(own=(str(tmp_path / "a"), str(tmp_path / "b")))
+    places = two_arenas(tmp_path)
     bench = Bench(tmp_path / "root")
 
     def poor() -> MemoryTier:

@@ -12,10 +12,10 @@ from torch import nn
 
 from elastic.checkpoint import storage as module
 from elastic.checkpoint.layout import is_spare
-from elastic.checkpoint.memory import MemoryTier, Places
-from elastic.checkpoint.room import Room
+from elastic.checkpoint.memory import MemoryTier
 from elastic.checkpoint.storage import LARGE_BYTES, PosixStorage
 from elastic.errors import NothingToRestore
+from tests.harness.arenas import PLENTY, two_arenas
 from tests.harness.checkpoints import Bench, meta
 
 PAGE_BYTES = 4096
@@ -124,10 +124,7 @@ def test_a_large_file_is_read_as_it_is_and_checked_like_any_other(tmp_path):
 
 def test_saves_take_the_place_of_those_given_up(tmp_path):
     torch.set_num_threads(1)
-    for name in "ab":
-        (tmp_path / name).touch()
-    places = Places(own=(str(tmp_path / "a"), str(tmp_path / "b")))
-    tier = MemoryTier(places, room=lambda: Room(available_bytes=1 << 40, cgroup_bytes=None))
+    tier = MemoryTier(two_arenas(tmp_path), room=lambda: PLENTY)
     bench, storage = Bench(tmp_path / "root"), Noting()
     model = nn.Linear(1024, 1100, bias=False)
     manager = bench.manager(storage=storage, tier=tier, save_max=1, no_save_optim=True, no_load_optim=True)

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from elastic.checkpoint import commit
-from elastic.checkpoint.memory import MemoryTier, Places
-from elastic.checkpoint.room import Room
+from elastic.checkpoint.memory import MemoryTier
 from elastic.checkpoint.root import claim
 from elastic.checkpoint.seams import AloneGroup, CommitVerdict
 from elastic.checkpoint.storage import PosixStorage
 from elastic.clock import SYSTEM_CLOCK, ManualClock
+from tests.harness.arenas import PLENTY, two_arenas
 from tests.harness.checkpoints import Bench, make_run, meta, same
-from tests.harness.gate import LIMIT_S, Gate, until
+from tests.harness.gate import LIMIT_S, until
 from tests.harness.ranks import run_ranks
 
 
@@ -26,18 +26,8 @@ def _one_thread() -> None:
 
 
 @pytest.fixture
-def gate() -> Iterator[Gate]:
-    made = Gate()
-    yield made
-    made.open.set()
-
-
-@pytest.fixture
 def tier(tmp_path) -> Iterator[MemoryTier]:
-    for name in "ab":
-        (tmp_path / name).touch()
-    places = Places(own=(str(tmp_path / "a"), str(tmp_path / "b")))
-    made = MemoryTier(places, room=lambda: Room(available_bytes=1 << 40, cgroup_bytes=None))
+    made = MemoryTier(two_arenas(tmp_path), room=lambda: PLENTY)
     yield made
     made.close()
 

@@ -8,20 +8,16 @@ from pathlib import Path
 import pytest
 
 from elastic.checkpoint.memory import MemoryTier, Places
-from elastic.checkpoint.room import Room
 from elastic.clock import SYSTEM_CLOCK
+from tests.harness.arenas import PLENTY, two_arenas
 from tests.harness.checkpoints import Bench, make_run, meta, same
 from tests.harness.slow_device import LIMIT_S, SlowDevice
 from tests.harness.until import until
 
-PLENTY = Room(available_bytes=1 << 40, cgroup_bytes=None)
-
 
 @pytest.fixture
 def places(tmp_path: Path) -> Places:
-    for name in "ab":
-        (tmp_path / name).touch()
-    return Places(own=(str(tmp_path / "a"), str(tmp_path / "b")))
+    return two_arenas(tmp_path)
 
 
 @pytest.fixture
