@@ -14,6 +14,8 @@
     ├── CheckpointError          70  saving or restoring
     │   ├── CheckpointDamaged    70  a file that is not what its manifest says
     │   └── NothingToRestore     64  load_path holds nothing that can be restored
+    │       └── StateElsewhere   64  it was committed, and no node that is here holds it: others may
+    │           └── NewestElsewhere  64  what was committed last; older state is here
     ├── PeerLost                110  a collective broke: the agent regroups, nobody's fault here
     ├── Regroup                 111  the membership changes; state is durable, the agent starts us again
     │   └── PlaceUnknown        111  a job that is built ahead asked for its rank: the agent starts us once there is one
@@ -46,12 +48,23 @@ class ExitCode(enum.IntEnum):
     REGROUP = 111
 
 
+class Lack(enum.StrEnum):
+    """What nodes that are not here may have and those that are here do not: then it is worth waiting for them."""
+
+    NOTHING = ""
+    NEWEST = "newest"
+    """What was committed last; older state is here to go back to."""
+    ALL = "all"
+    """All of what was committed."""
+
+
 class ElasticError(Exception):
     """Base of the tree."""
 
     exit_code: ClassVar[ExitCode] = ExitCode.INTERNAL
     node_local: ClassVar[bool] = False
     """Whether this node is to blame, so that the others may do without it."""
+    lacks: ClassVar[Lack] = Lack.NOTHING
 
 
 class UsageError(ElasticError):
@@ -132,6 +145,18 @@ class NothingToRestore(CheckpointError):
     """A load path that holds nothing to restore. Never answered with random weights."""
 
     exit_code = ExitCode.USAGE
+
+
+class StateElsewhere(NothingToRestore):
+    """This job has committed state, and none of the nodes that are here holds any."""
+
+    lacks = Lack.ALL
+
+
+class NewestElsewhere(StateElsewhere):
+    """None of the nodes that are here holds what this job committed last. Older state is here."""
+
+    lacks = Lack.NEWEST
 
 
 class PeerLost(ElasticError):

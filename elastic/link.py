@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from elastic.errors import Fenced
+from elastic.errors import Fenced, Lack
 
 ANSWER_LIMIT_S = 30.0
 """Longest wait for an answer. The agent itself gives up on etcd well before."""
@@ -35,6 +35,13 @@ class Failure:
     text: str
     node_local: bool = False
     """The worker knows that its node is to blame: the others may do without it."""
+    lacks: Lack = Lack.NOTHING
+    """May be on nodes that are not here yet."""
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Failure:
+        """Read back what was sent. Raises TypeError, ValueError."""
+        return cls(**{**plain, "lacks": Lack(plain.get("lacks", ""))})
 
 
 class Control(enum.StrEnum):

@@ -19,6 +19,8 @@ ARENAS = "ELASTIC_ARENAS"
 WATCH = "ELASTIC_WATCH"
 AGENT_SECRET = "ELASTIC_AGENT_SECRET"
 GENERATION_SECRET = "ELASTIC_GENERATION_SECRET"
+GOES_BACK = "ELASTIC_GOES_BACK"
+"""Set to 1 where nobody came who holds what was committed last."""
 PLACE_TO_COME = "ELASTIC_PLACE_TO_COME"
 """Set to 1 for a worker that builds its job before there is a place for it."""
 ARENAS_EACH = 4
@@ -43,6 +45,8 @@ class World:
     """By which that agent knows its workers."""
     secret: str = field(default="", repr=False)
     """By which the workers of this generation know each other; "": they do not."""
+    goes_back: bool = False
+    """Whether to go back to older state where what was committed last is not here: others were waited for in vain."""
     lease_page: str | None = None
     """File that says how long this node's lease holds, where there is an agent of ours."""
     events_path: str | None = None
@@ -84,6 +88,7 @@ class World:
             agent_socket=environ.get(AGENT_SOCKET),
             agent_secret=environ.get(AGENT_SECRET, ""),
             secret=environ.get(GENERATION_SECRET, ""),
+            goes_back=environ.get(GOES_BACK) == "1",
             lease_page=environ.get(LEASE_PAGE),
             events_path=environ.get(EVENTS_PATH),
             arenas=tuple(each for each in environ.get(ARENAS, "").split(",") if each),

@@ -35,12 +35,13 @@ class CheckpointManager:
         self, settings: Settings, *, identity: RootIdentity | None, group: Group, committer: Committer,
         emit: events.Emit, storage: Storage | None = None, clock: Clock = SYSTEM_CLOCK, prefix: str = "checkpoint",
         nonce: Callable[[], str] = lambda: secrets.token_hex(6), generation: int | None = None,
-        tier: MemoryTier | None = None, places: Places | None = None,
+        tier: MemoryTier | None = None, places: Places | None = None, others_may_hold: bool = False,
     ) -> None:  # fmt: skip
         """`identity`: what `claim` gave for save_path; None where nothing is saved. `committer`: asked by rank 0.
 
         `generation`: that of this start; with it, a restore adopts what an earlier generation left complete. `tier`:
         where states are copied to; without it a save makes its copy on the heap. `places`: see places.py.
+        `others_may_hold`: see `Service`.
 
         Raises:
             UsageError: settings that contradict one another or are not there yet.
@@ -63,7 +64,10 @@ class CheckpointManager:
             nonce=nonce,
             prefix=prefix,
         )
-        self.serve(identity, group=group, committer=committer, generation=generation, places=places)
+        self.serve(
+            identity, group=group, committer=committer, generation=generation, places=places,
+            others_may_hold=others_may_hold,
+        )  # fmt: skip
 
     @property
     def schedule(self) -> Schedule:
@@ -72,11 +76,16 @@ class CheckpointManager:
 
     def serve(
         self, identity: RootIdentity | None, *, group: Group, committer: Committer, generation: int | None = None,
-        places: Places | None = None,
+        places: Places | None = None, others_may_hold: bool = False,
     ) -> None:  # fmt: skip
         """Work in another generation from here on; a save under way in the one before is given up."""
         self._service = Service(
-            identity=identity, group=group, committer=committer, generation=generation, places=places
+            identity=identity,
+            group=group,
+            committer=committer,
+            generation=generation,
+            places=places,
+            others_may_hold=others_may_hold,
         )
         self._saver.serve(self._service)
 
@@ -108,6 +117,7 @@ class CheckpointManager:
             generation=service.generation,
             tier=self._snapshots.tier,
             places=service.places,
+            others_may_hold=service.others_may_hold,
             arrivals=self._arrivals,
         )
         restored = reader.restore(tracked, recall=recall)

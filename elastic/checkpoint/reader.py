@@ -33,7 +33,7 @@ from elastic.checkpoint.recalling import (
 )
 from elastic.checkpoint.regathering import Regathering
 from elastic.checkpoint.restored import Restored, restored_from
-from elastic.checkpoint.restoring import Attempt, Plan, plan_restore
+from elastic.checkpoint.restoring import Attempt, Plan, all_damaged, going_back, plan_restore
 from elastic.checkpoint.rng import apply_rng
 from elastic.checkpoint.root import RootIdentity
 from elastic.checkpoint.seams import Committer, Group, Settings
@@ -49,14 +49,14 @@ from elastic.errors import (
     Fenced,
     NothingToRestore,
     RunMismatch,
+    StateElsewhere,
     StoreRefused,
     StoreUnavailable,
     UsageError,
 )
 
-_TOLD: dict[str, type[ElasticError]] = {
-    each.__name__: each for each in (NothingToRestore, RunMismatch, UsageError, StoreUnavailable, StoreRefused, Fenced)
-}
+_RAISED = (NothingToRestore, StateElsewhere, RunMismatch, UsageError, StoreUnavailable, StoreRefused, Fenced)
+_TOLD: dict[str, type[ElasticError]] = {each.__name__: each for each in _RAISED}
 """Errors that rank 0 may meet while deciding, and that every rank then raises as what they are."""
 
 
@@ -66,12 +66,14 @@ class Reader:
     def __init__(
         self, settings: Settings, identity: RootIdentity | None, *, group: Group, storage: Storage, emit: events.Emit,
         committer: Committer, nonce: Callable[[], str], clock: Clock = SYSTEM_CLOCK, generation: int | None = None,
-        tier: MemoryTier | None = None, places: Places | None = None, arrivals: Arrivals | None = None,
+        tier: MemoryTier | None = None, places: Places | None = None, others_may_hold: bool = False,
+        arrivals: Arrivals | None = None,
     ) -> None:  # fmt: skip
         """`committer`: asked on rank 0 only. `generation`: that of this start; None: it adopts nothing.
 
-        `places`: the directories that save_path is, where nodes do not share one.
+        `places`: the directories that save_path is, where nodes do not share one. `others_may_hold`: see `Service`.
         """
+        self._others_may_hold = others_may_hold
         self._tier = tier
         self._arrivals = arrivals or Arrivals(clock)
         self._settings = settings
@@ -104,7 +106,8 @@ class Reader:
         """Restore the first iteration that is whole on every rank; with `recall` also one in memory.
 
         Raises:
-            NothingToRestore, RunMismatch: see `plan_restore`; also when every candidate turned out damaged.
+            NothingToRestore, RunMismatch, StateElsewhere: see `plan_restore`; also when every candidate turned out
+            damaged. NewestElsewhere: others may hold what was committed last, and nobody here does.
             CheckpointError: it is whole but does not fit the tracked objects.
             Fenced: a newer generation exists.
         """
@@ -114,6 +117,8 @@ class Reader:
             self._supply.bring(plan.attempts[0], plan)
         if recall and (recalled := self._recall(plan, tracked)) is not None:
             return recalled
+        if (note := going_back(plan, root=self._settings.save_path)) and self._group.rank == 0:
+            self._emit(events.Notice(text=note))
         faults = []
         for attempt in plan.attempts:
             fault = self._supply.bring(attempt, plan) or self._from_disk(attempt, plan, tracked)
@@ -124,10 +129,7 @@ class Reader:
             faults.append(f"iteration {attempt.iteration}: {fault}")
         if faults:
             self._tell_passed(plan, 0)
-            raise NothingToRestore(
-                f"every iteration there is damaged. {'; '.join(faults)}. Bring the files back from a copy; to begin "
-                "a new run, use another checkpoint.save_path and an empty load_path."
-            )
+            raise all_damaged(plan, faults)
         return Restored(reason=plan.reason, lineage=self._lineage(""))
 
     def _from_disk(self, attempt: Attempt, plan: Plan, tracked: Mapping[str, Any]) -> Restored | str:
@@ -159,6 +161,7 @@ class Reader:
                 storage=self._storage,
                 generation=self._generation,
                 seen=seen,
+                others_may_hold=self._others_may_hold,
             )
         except ElasticError as error:
             return {"error": type(error).__name__, "text": str(error)}

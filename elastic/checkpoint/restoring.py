@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from elastic.checkpoint.layout import CommitRecord, parse_iteration_dir
@@ -13,7 +13,7 @@ from elastic.checkpoint.root import RootIdentity
 from elastic.checkpoint.seams import Settings
 from elastic.checkpoint.storage import Storage
 from elastic.checkpoint.survey import Survey, judge, survey
-from elastic.errors import NothingToRestore, RunMismatch
+from elastic.errors import NewestElsewhere, NothingToRestore, RunMismatch, StateElsewhere
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +40,10 @@ class Plan:
     """Whether it is this run's own save_path, and not load_path."""
     weights_only: bool
     reason: str
+    others_may_hold: bool = False
+    """Whether nodes that are not here may hold what is lacking or turns out to be damaged here."""
+    goes_back: bool = False
+    """Whether this would go back behind what was committed last, which is not here at all."""
 
     def to_plain(self) -> dict[str, Any]:
         """JSON types only."""
@@ -54,20 +58,22 @@ class Plan:
 
 def plan_restore(
     settings: Settings, *, identity: RootIdentity | None, record: CommitRecord | None, storage: Storage,
-    generation: int | None = None, seen: Survey | None = None,
+    generation: int | None = None, seen: Survey | None = None, others_may_hold: bool = False,
 ) -> Plan:  # fmt: skip
     """Decide what this start restores: the run's own last state, else checkpoint_path or load_path, else nothing.
 
     `generation`: that of this start, if it may adopt what an earlier one left complete. `seen`: what lies in
-    save_path, where that is more than what this node's directory holds.
+    save_path, where that is more than what this node's directory holds. `others_may_hold`: there may be more of it on
+    nodes that are not here.
 
     Raises:
         NothingToRestore: something should be there and is not; never answered with random weights.
         RunMismatch: the commit record is of another lineage than the root.
+        StateElsewhere: instead of these two, where others may hold it.
     """
     if identity is not None:
         seen = seen or survey(settings.save_path, storage=storage)
-        if (plan := _own(settings, identity, record, seen, generation)) is not None:
+        if (plan := _own(settings, identity, record, seen, generation, others_may_hold)) is not None:
             return plan
     if settings.checkpoint_path:
         return _explicit(settings, storage)
@@ -77,11 +83,12 @@ def plan_restore(
 
 
 def _own(
-    settings: Settings, identity: RootIdentity, record: CommitRecord | None, seen: Survey, generation: int | None
-) -> Plan | None:
+    settings: Settings, identity: RootIdentity, record: CommitRecord | None, seen: Survey, generation: int | None,
+    others_may_hold: bool,
+) -> Plan | None:  # fmt: skip
     root = settings.save_path
     if record is not None and record.lineage != identity.lineage:
-        raise RunMismatch(
+        raise (StateElsewhere if others_may_hold else RunMismatch)(
             f"{root} is of lineage {identity.lineage}, but what this job committed last (iteration "
             f"{record.iteration}) is of {record.lineage}: its files are elsewhere or gone. To continue it, set "
             "checkpoint.save_path to where they are; to begin another run, use another --rdzv-id."
@@ -100,11 +107,43 @@ def _own(
     )
     if not choice.candidates:
         committed = f"iteration {record.iteration} was committed" if record is not None else seen.tracker.reason
-        raise NothingToRestore(
+        raise (StateElsewhere if record is not None and others_may_hold else NothingToRestore)(
             f"{root}: {committed}, but nothing there can be restored{_faults(choice)}. Bring the files back; "
             "or begin a new run with another checkpoint.save_path (and another --rdzv-id)."
         )
-    return _plan(root, choice, own=True, weights_only=False, reason=seen.tracker.reason)
+    plan = _plan(root, choice, own=True, weights_only=False, reason=seen.tracker.reason)
+    if record is None:
+        return plan
+    return replace(plan, others_may_hold=others_may_hold, goes_back=_goes_back(choice, record=record, seen=seen))
+
+
+def _goes_back(choice: Choice, *, record: CommitRecord, seen: Survey) -> bool:
+    """Damaged files are no sign of others that hold more; where nothing is there, this node was not there either."""
+    first = choice.candidates[0]
+    known = first.adopt or first.found.manifest_digest == record.manifest_digest
+    return not known and all(each.iteration != record.iteration for each in seen.found)
+
+
+def going_back(plan: Plan, *, root: str) -> str:
+    """What to tell where this goes back behind what was committed last; "" where it does not.
+
+    Raises:
+        NewestElsewhere: others may hold that.
+    """
+    if not plan.goes_back:
+        return ""
+    what = f"{root} holds iteration {plan.attempts[0].iteration} at best, which is not what was committed last"
+    if plan.others_may_hold:
+        raise NewestElsewhere(f"{what}: nodes that were there then may hold that")
+    return f"{what}, and nobody is here who holds that: the run goes back"
+
+
+def all_damaged(plan: Plan, faults: Sequence[str]) -> NothingToRestore:
+    """The error for that; where others may hold a whole copy, they are worth waiting for."""
+    return (StateElsewhere if plan.others_may_hold else NothingToRestore)(
+        f"every iteration there is damaged. {'; '.join(faults)}. Bring the files back from a copy; to begin a new run, "
+        "use another checkpoint.save_path and an empty load_path."
+    )
 
 
 def _explicit(settings: Settings, storage: Storage) -> Plan:

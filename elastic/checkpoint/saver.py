@@ -46,6 +46,8 @@ class Service:
     generation: int | None = None
     places: Places | None = None
     """The directories that save_path is, where nodes do not share one."""
+    others_may_hold: bool = False
+    """Whether nodes that are not here may hold more of this run than these do, and it is worth waiting for them."""
 
 
 class Saver:

@@ -43,7 +43,7 @@ from elastic.link import Control
 from elastic.rendezvous.errors import JobClosed
 from elastic.rendezvous.membership import Membership, Regroup
 from elastic.rendezvous.model import FailureReport, Phase
-from elastic.world import GENERATION, GENERATION_SECRET
+from elastic.world import GENERATION, GENERATION_SECRET, GOES_BACK
 
 logger = logging.getLogger(__name__)
 
@@ -142,13 +142,15 @@ class Agent(LocalElasticAgent):
 
     def _start_generation(self, membership: Membership) -> None:
         group: Any = self._worker_group  # torch declares its fields None and fills them later
+        world = membership.world
         group.workers = workers_of(membership, group.spec)
         group.store = membership  # only to be there: the ranks were agreed through etcd
         group.group_rank = membership.seat.group_rank
-        group.group_world_size = membership.world.nodes
+        group.group_world_size = world.nodes
         group.master_addr = membership.store_address
         group.master_port = membership.store_port
-        self._stage.export({GENERATION: str(membership.generation), GENERATION_SECRET: membership.world.secret})
+        told = {GENERATION: world.generation, GENERATION_SECRET: world.secret, GOES_BACK: int(world.goes_back)}
+        self._stage.export({name: str(value) for name, value in told.items()})
         self._stage.begin_generation(membership.generation)
         self._stage.name_workers({each.local_rank: each.global_rank for each in group.workers}, membership.generation)
         pids = self._start_workers(group)
@@ -165,7 +167,7 @@ class Agent(LocalElasticAgent):
 
     def _told_anew(self) -> dict[str, str]:
         """What changes for a worker that stays, beside torch's own variables."""
-        return {name: os.environ[name] for name in (GENERATION, GENERATION_SECRET)}
+        return {name: os.environ[name] for name in (GENERATION, GENERATION_SECRET, GOES_BACK)}
 
     def _tell_started(self, worker: Worker, process: Process) -> None:
         rank, pid = worker.global_rank, worker.id

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from elastic.errors import ExitCode
+from elastic.errors import ExitCode, Lack
 from elastic.events import Cause
 from elastic.link import Failure, Stays
 from elastic.rendezvous.model import FailureReport
@@ -139,6 +139,7 @@ def _report(end: WorkerExit, *, step: int, committed_steps: int) -> FailureRepor
         exit_code=end.meant,
         committed_steps=committed_steps,
         node_local=told is not None and (told.node_local or _blames_the_node(told.text)),
+        lacks=told.lacks if told else Lack.NOTHING,
     )
 
 

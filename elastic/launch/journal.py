@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from elastic.config.model import LaunchSettings
+from elastic.config.agents import LaunchSettings
 
 logger = logging.getLogger(__name__)
 

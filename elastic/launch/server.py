@@ -224,7 +224,7 @@ class WorkerServer:
         if "event" in message:
             self._callbacks.event(message["event"])
         elif "failure" in message:
-            self._callbacks.failure(peer.pid, Failure(**message["failure"]))
+            self._callbacks.failure(peer.pid, Failure.from_plain(message["failure"]))
         elif "hello" in message:
             with self._lock:  # together, so that `ask_all` reaches it either itself or by this, and never twice
                 peer.pid, peer.known, asked = message["hello"]["pid"], True, self._asked

@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from elastic.errors import ExitCode
+from elastic.errors import ExitCode, Lack
 from elastic.events import Cause
 from elastic.rendezvous.model import Barred, Bucket, Failure, FailureReport
 
@@ -21,6 +21,11 @@ _OWN = frozenset({Bucket.EXCEPTION, Bucket.EXIT, Bucket.SIGNAL, Bucket.HANG})
 _MOST_OF_A_GENERATION = 16
 # A worker that ends so has said that starting it again cannot help.
 _FINAL = frozenset({ExitCode.USAGE, ExitCode.FENCED})
+_WHY = {
+    Lack.NOTHING: "starting it again cannot help",
+    Lack.NEWEST: "what was committed last is on none of these nodes",
+    Lack.ALL: "what was committed is on none of these nodes",
+}
 _CLOSED_BY = {
     Cause.WORKER_SIGNAL: Bucket.SIGNAL,
     Cause.WORKER_HUNG: Bucket.HANG,
@@ -42,7 +47,8 @@ class Reported:
 class Judgement:
     """What the failures so far amount to. `exit_code` is set where the job is over; `text` is then its last word.
 
-    `alone`: the job is over only if it cannot do without this agent, see `without`.
+    `alone`: the job is over only if it cannot do without this agent, see `without`. `lacks`: only if nobody comes who
+    holds that, see `despite`.
     """
 
     history: tuple[Failure, ...]
@@ -50,6 +56,11 @@ class Judgement:
     reason: str
     text: str = ""
     alone: Barred | None = None
+    lacks: Lack = Lack.NOTHING
+
+    def despite(self) -> Judgement:
+        """The same where it is tried again: nothing was wrong with those that failed."""
+        return Judgement(history=self.history, exit_code=None, reason=f"tried again: {self.reason}")
 
     def without(self) -> Judgement:
         """The same after leaving out the agent that failed alone: its failures go with it."""
@@ -80,11 +91,11 @@ def judge(
         needed: min nodes are not met without the agent that failed alone, so it is tried again like any other.
     """
     own = [one for one in reports if _bucket(one.report) in _OWN]
-    for one in own:
-        if one.report.exit_code in _FINAL and (needed or not one.report.node_local):
-            code = one.report.exit_code
-            reason = f"worker {one.report.rank} ended with exit code {code}: starting it again cannot help"
-            return Judgement(history=history, exit_code=code, reason=reason, text=one.report.text)
+    final = [one.report for one in own if one.report.exit_code in _FINAL and (needed or not one.report.node_local)]
+    for report in sorted(final, key=lambda report: report.lacks is not Lack.NOTHING):
+        code = report.exit_code
+        reason = f"worker {report.rank} ended with exit code {code}: {_WHY[report.lacks]}"
+        return Judgement(history=history, exit_code=code, reason=reason, text=report.text, lacks=report.lacks)
     history = _extend(history, generation=generation, reports=own or (_shared(reports) if whole else []))
     root = own[0] if own else (reports[0] if reports and whole else None)
     if root is None:

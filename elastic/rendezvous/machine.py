@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import dataclasses
 
+from elastic.errors import Lack
 from elastic.events import Cause, Outcome
-from elastic.rendezvous import round_open
+from elastic.rendezvous import awaited, round_open
 from elastic.rendezvous.budget import Judgement
 from elastic.rendezvous.direct import form_directly, unasked
 from elastic.rendezvous.gathering import complaints, gather, rested, welcome
 from elastic.rendezvous.model import FailureReport, Member, Phase, ProbeResult, Seat, World
 from elastic.rendezvous.verdict import Close, Open, Probe, Verdict, Wait
-from elastic.rendezvous.view import LeaderView, Roster, asks, roster, understood
+from elastic.rendezvous.view import LeaderView, Roster, asks, coming, roster, understood
 from elastic.rendezvous.wanted import is_at_rest, wanted
 from elastic.rendezvous.wording import listed
 
@@ -35,7 +36,8 @@ def decide(view: LeaderView, *, now_s: float) -> Verdict:
     judgement = round_open.judgement(view, world=world, seats=seats)
     if judgement.exit_code is not None and not _spared(view, seats=seats, judgement=judgement):
         judgement = round_open.judgement(view, world=world, seats=seats, needed=True)
-        if judgement.exit_code is not None:
+        hope = awaited.may_come(view, world=world, seats=seats, judgement=judgement, now_s=now_s)
+        if judgement.exit_code is not None and not hope and judgement.lacks is not Lack.NEWEST:
             return round_open.close(world, judgement=judgement)
     if seats.done and (ending := _finished(world, seats=seats)) is not None:
         return ending
@@ -59,7 +61,8 @@ def _start(view: LeaderView, *, closed: World | None, now_s: float) -> Verdict:
     if view.paused:
         return Wait(reason=f"paused ({view.asked})")
     gathering = gather(view, seats=Roster(newcomers=joiners), now_s=now_s)
-    return round_open.start(view, gathering=gathering, cause=Cause.START, now_s=now_s)
+    late = coming(view, world=None, since=closed.generation if closed else 0)
+    return round_open.start(view, gathering=gathering, coming=late, cause=Cause.START, now_s=now_s)
 
 
 def _spared(view: LeaderView, *, seats: Roster, judgement: Judgement) -> bool:
@@ -138,6 +141,8 @@ def _failed(view: LeaderView, *, world: World, seats: Roster, judgement: Judgeme
         reason = f"worker {report.rank} on {reports[0].node} {_what(report)} at step {report.step}"
         if report.cause is not Cause.PEER_LOST:
             reason += f"; {judgement.reason}"
+        if judgement.lacks:
+            reason += f", others have {view.limits.holders_wait_s:g} s to come"
         return _open(world, cause=report.cause, reason=reason, judgement=judgement)
     if world.phase is Phase.OPEN:
         return None

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from elastic.errors import Lack
 from elastic.events import Cause, Outcome
 from elastic.rendezvous.reading import Reading
 
@@ -62,7 +63,7 @@ class FailureReport:
     `generation` is the one that it ended, however late it is heard (0: the one it is heard in). `step` is the step
     reached, `committed_steps` how many the run committed since this agent started (0: none at all), `signature` names
     the failure so that two can be compared, `text` is for people (a traceback). `node_local`: the node is to blame (a
-    full disk, a path that is not there), others may do without it.
+    full disk, a path that is not there), others may do without it. `lacks`: what may be on nodes that are not here.
     """
 
     cause: Cause
@@ -73,6 +74,7 @@ class FailureReport:
     exit_code: int | None = None
     committed_steps: int = 0
     node_local: bool = False
+    lacks: Lack = Lack.NOTHING
     generation: int = 0
 
     @property
@@ -225,6 +227,8 @@ class World:
     """What its members had in common when it was formed; "": nothing that matters."""
     speaks: str = ""
     launch: str = ""
+    goes_back: bool = False
+    """Nobody came who holds what was committed last: its members may go back to what they have."""
     secret: str = field(default="", repr=False)
     """By which its workers know each other (distributed/proving.py): drawn by the leader as this was formed."""
 
@@ -318,7 +322,7 @@ def world_from_json(text: str) -> World:
 
 
 def _report(raw: Mapping[str, Any]) -> FailureReport:
-    return _make(FailureReport, raw, cause=Cause(raw["cause"]))
+    return _make(FailureReport, raw, cause=Cause(raw["cause"]), lacks=Lack(raw.get("lacks", Lack.NOTHING)))
 
 
 def _failure(raw: Mapping[str, Any]) -> Failure:

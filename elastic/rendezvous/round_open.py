@@ -8,8 +8,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
+from elastic.errors import Lack
 from elastic.events import Cause, Outcome
-from elastic.rendezvous import alike, budget, launched, seating, versions
+from elastic.rendezvous import alike, awaited, budget, launched, seating, versions
 from elastic.rendezvous.budget import Judgement, Reported
 from elastic.rendezvous.gathering import Gathering, cuts_after, gather
 from elastic.rendezvous.model import LeftOut, Member, Phase, ProbeResult, Seat, World, natural_key
@@ -29,6 +30,13 @@ def decide(view: LeaderView, *, world: World, seats: Roster, now_s: float) -> Ve
         return Wait(reason=f"paused ({view.asked})")
     gathering = gather(view, seats=seats, now_s=now_s)
     judged = judgement(view, world=world, seats=seats, whole=_whole(seats) and not gathering.cut_off)
+    lacks = judged.lacks
+    if awaited.may_come(view, world=world, seats=seats, judgement=judged, now_s=now_s):
+        if not awaited.have_come(view, world=world, seats=seats, now_s=now_s):
+            return awaited.for_holders(view)
+        judged, lacks = judged.despite(), Lack.NOTHING
+    elif lacks is Lack.NEWEST:
+        judged = judged.despite()
     if judged.exit_code is not None and judged.alone is None:
         return close(world, judgement=judged)
     if judged.alone is not None and judged.exit_code is not None:
@@ -40,25 +48,30 @@ def decide(view: LeaderView, *, world: World, seats: Roster, now_s: float) -> Ve
                 return close(world, judgement=judged)
     if not _agents(gathering.joiners) & {seat.agent for seat in seats.back}:
         # Nobody who knows the last generation is here: as at a first start, others may be about to come.
-        return start(view, gathering=gathering, cause=world.cause, now_s=now_s, judgement=judged)
+        late = seats.coming
+        return start(view, gathering=gathering, coming=late, cause=world.cause, now_s=now_s, judgement=judged)
     if len(gathering.joiners) < view.limits.min_nodes:
         return _too_few(view, gathering)
     reason = _reason(world, seats=seats, gathering=gathering, most=view.limits.max_nodes)
     if world.cause is Cause.PAUSED:
         reason = f"resumed ({view.asked}): {reason}"
     cause = _cause(view, world=world, seats=seats)
-    return form(view, gathering=gathering, cause=cause, reason=reason, judgement=judged)
+    if goes_back := lacks is Lack.NEWEST:
+        reason += "; nobody came who holds what was committed last: they go back"
+    return form(view, gathering=gathering, cause=cause, reason=reason, judgement=judged, goes_back=goes_back)
 
 
 def start(
     view: LeaderView,
     *,
     gathering: Gathering,
+    coming: tuple[Member, ...],
     cause: Cause,
     now_s: float,
     judgement: Judgement | None = None,
 ) -> Verdict:
-    """Without survivors: form when all places are taken, or a while after the last arrival."""
+    """Without survivors: form when all places are taken, or a while after the last arrival and once those that are
+    `coming` have asked."""
     limits, joiners = view.limits, gathering.joiners
     if len(joiners) < limits.min_nodes:
         return dataclasses.replace(_too_few(view, gathering), awaited=limits.min_nodes - len(joiners))
@@ -67,6 +80,8 @@ def start(
         until_s = max(view.arrived_s[member.agent] for member in joiners) + limits.first_wait_s
         if now_s < until_s:
             return Wait(until_s=until_s, reason=f"nodes here: {len(joiners)} of at most {limits.max_nodes}")
+        if (late := awaited.for_those_coming(view, joiners=joiners, coming=coming, now_s=now_s)) is not None:
+            return late
         reason = f"nodes here: {len(joiners)}, no other came for {limits.first_wait_s:g} s"
     if gathering.cut_off:
         reason += f"; {_cut_words(gathering)}"
@@ -158,8 +173,10 @@ def form(
     reason: str,
     judgement: Judgement | None,
     direct: bool = False,
+    goes_back: bool = False,
 ) -> Form:
-    """The next world. `direct`: those at work go on in it without having been heard."""
+    """The next world. `direct`: those at work go on in it without having been heard. `goes_back`: see World; it stays
+    so while a member is there who did."""
     old = view.world if view.world and view.world.phase is not Phase.CLOSED else None
     barred = old.barred if old else ()
     if judgement is not None and judgement.exit_code is not None and judgement.alone is not None:
@@ -185,6 +202,7 @@ def form(
         numerics=alike.common(view.members[seat.agent] for seat in seats),
         speaks=versions.common(view.members[seat.agent] for seat in seats),
         launch=launched.common(view.members[seat.agent] for seat in seats),
+        goes_back=goes_back or (old is not None and old.goes_back and any(old.seat_of(seat.agent) for seat in seats)),
     )
     return Form(world=world, reason=reason)
 

@@ -21,7 +21,9 @@ class Limits:
     """How many nodes, and how long the leader waits for whom.
 
     first_wait_s: at a first start, for further nodes, counted from the last arrival.
-    late_wait_s: for a member that answers but is not back. planned_wait_s: the same while workers finish and save.
+    late_wait_s: for a member that answers but is not back, or is here and has not asked yet. planned_wait_s: the same
+    while workers finish and save.
+    holders_wait_s: for nodes that hold what was committed, where those that are here do not.
     unconfirmed_limit_s: how long workers may go on while their agent's lease is not certain. reprobe_s: until an
     answer counts as old.
     ask_all_up_to: of so many seats all are asked before a world is formed directly; of more, none.
@@ -33,6 +35,7 @@ class Limits:
     max_nodes: int
     first_wait_s: float = 3.0
     late_wait_s: float = 5.0
+    holders_wait_s: float = 30.0
     planned_wait_s: float = 120.0
     unconfirmed_limit_s: float = 300.0
     reprobe_s: float = 1.0
@@ -89,7 +92,8 @@ class LeaderView:
 
 @dataclass(frozen=True, kw_only=True)
 class Roster:
-    """Who is who in a world: each seat is in exactly one of the first six, newcomers ask and have no seat."""
+    """Who is who in a world: each seat is in exactly one of the first six, newcomers ask and have no seat, and those
+    that are `coming` have none and have not asked yet: they get ready first."""
 
     active: tuple[Seat, ...] = ()
     back: tuple[Seat, ...] = ()
@@ -98,6 +102,7 @@ class Roster:
     done: tuple[Seat, ...] = ()
     gone: tuple[Seat, ...] = ()
     newcomers: tuple[Member, ...] = ()
+    coming: tuple[Member, ...] = ()
 
 
 def observe(view: LeaderView, *, world: World | None, members: Mapping[str, Member], now_s: float) -> LeaderView:
@@ -129,7 +134,8 @@ def roster(view: LeaderView) -> Roster:
     """Sort the seats of the present world, and the members that ask for one."""
     world = view.world
     if world is None:
-        return Roster(newcomers=understood(view, (m for m in view.members.values() if asks(m)), world=None))
+        newcomers = understood(view, (m for m in view.members.values() if asks(m)), world=None)
+        return Roster(newcomers=newcomers, coming=coming(view, world=None))
     groups: dict[str, list[Seat]] = {name: [] for name in ("active", "back", "leaving", "left", "done", "gone")}
     for seat in world.seats:
         groups[_standing(view, world, seat)].append(seat)
@@ -143,7 +149,15 @@ def roster(view: LeaderView) -> Roster:
     )
     newcomers = understood(view, newcomers, world=world)
     newcomers = alike.fitting(newcomers, world=world, here=view.members.keys())
-    return Roster(newcomers=newcomers, **{name: tuple(seats) for name, seats in groups.items()})
+    late = alike.fitting(coming(view, world=world), world=world, here=view.members.keys())
+    return Roster(newcomers=newcomers, coming=late, **{name: tuple(seats) for name, seats in groups.items()})
+
+
+def coming(view: LeaderView, *, world: World | None, since: int = 0) -> tuple[Member, ...]:
+    """Members that have not asked yet, and could be in this world. `since`: only those that came after the generation
+    of that number was closed."""
+    idle = (m for m in view.members.values() if m.state is MemberState.IDLE and m.seen_closed >= since)
+    return understood(view, idle, world=world)
 
 
 def understood(view: LeaderView, newcomers: Iterable[Member], *, world: World | None) -> tuple[Member, ...]:

@@ -11,7 +11,7 @@ import traceback
 from typing import NoReturn
 
 from elastic.distributed.group import Collectives
-from elastic.errors import ElasticError, ExitCode
+from elastic.errors import ElasticError, ExitCode, Lack
 from elastic.link import Failure, Link
 
 logger = logging.getLogger(__name__)
@@ -70,5 +70,5 @@ def describe(error: BaseException, *, step: int) -> Failure:
     ours = isinstance(error, ElasticError)
     text = str(error) if ours else "".join(traceback.format_exception(error))
     exit_code = int(error.exit_code) if isinstance(error, ElasticError) else int(ExitCode.FAILED)
-    node_local = isinstance(error, ElasticError) and error.node_local
-    return Failure(exit_code=exit_code, step=step, signature=signature, text=text, node_local=node_local)
+    node_local, lacks = (error.node_local, error.lacks) if isinstance(error, ElasticError) else (False, Lack.NOTHING)
+    return Failure(exit_code=exit_code, step=step, signature=signature, text=text, node_local=node_local, lacks=lacks)

@@ -13,6 +13,7 @@ from elastic.checkpoint.root import RootIdentity
 from elastic.checkpoint.seams import Committer
 from elastic.checkpoint.storage import PosixStorage
 from elastic.clock import Clock
+from elastic.config.choices import PathScope
 from elastic.config.model import CheckpointSettings
 from elastic.distributed.group import Collectives
 from elastic.events import Emit, Notice, StorageRetried
@@ -43,6 +44,7 @@ def open_manager(
         generation=world.generation,
         tier=open_memory(world, checkpoint, emit=emit),
         places=roots.places,
+        others_may_hold=roots.others_may_hold,
     )
 
 
@@ -52,7 +54,14 @@ def serve(
 ) -> None:  # fmt: skip
     """Let the door to this run's checkpoints serve another generation. Raises as `settle`."""
     roots = settle(checkpoint, identity, world=world, group=group, committer=committer, clock=clock, emit=emit)
-    manager.serve(roots.identity, group=group, committer=committer, generation=world.generation, places=roots.places)
+    manager.serve(
+        roots.identity,
+        group=group,
+        committer=committer,
+        generation=world.generation,
+        places=roots.places,
+        others_may_hold=roots.others_may_hold,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +70,8 @@ class Roots:
 
     identity: RootIdentity
     places: Places | None
+    others_may_hold: bool = False
+    """Whether nodes that are not here may hold more of the run, and the agents would wait for them."""
 
 
 def settle(
@@ -86,9 +97,11 @@ def settle(
         clock=clock,
         nonce=lambda: secrets.token_hex(8),
     )
+    waits = world.agent_socket is not None and not world.goes_back
     if places is None:
-        return Roots(identity=identity, places=None)
+        shared = world.size > world.local_size or checkpoint.save_path_scope is PathScope.SHARED
+        return Roots(identity=identity, places=None, others_may_hold=waits and not shared)
     if world.rank == 0:
         emit(Notice(text=f"save_path {root} is {places.count} directories on {world.size} workers: each keeps a copy"))
     identity = one_identity(root, identity, places=places, group=group, committer=committer, storage=storage)
-    return Roots(identity=identity, places=places)
+    return Roots(identity=identity, places=places, others_may_hold=waits)

@@ -141,8 +141,9 @@ class Bench:
     events: list[Event] = field(default_factory=list)
 
     def manager(
-        self, *, group=None, storage=None, job_id="job", generation=None, tier=None, clock=None, **settings: Any
-    ) -> CheckpointManager:
+        self, *, group=None, storage=None, job_id="job", generation=None, tier=None, clock=None, others_may_hold=False,
+        **settings: Any,
+    ) -> CheckpointManager:  # fmt: skip
         settings = {"save_path": str(self.root), **DEFAULTS, **settings}
         enable = settings.get("enable_save", True)
         return CheckpointManager(
@@ -155,6 +156,7 @@ class Bench:
             clock=clock or ManualClock(),
             generation=generation,
             tier=tier,
+            others_may_hold=others_may_hold,
         )
 
     def going_on(self, **settings: Any) -> CheckpointManager:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
+from elastic.errors import Lack
 from elastic.events import Cause
 from elastic.rendezvous.machine import decide
 from elastic.rendezvous.model import FailureReport, Member, MemberState, Phase, ProbeResult, World
@@ -37,6 +38,7 @@ class Simulation:
 
     def join(self, agent: str, *, node: str = "", slots: int = 1, root: int = 0, ended: int = 0) -> None:
         closed = self.generation if self.world and self.world.phase is Phase.CLOSED else 0
+        before = self.members.get(agent)
         self.members[agent] = Member(
             agent=agent,
             node=node or agent,
@@ -48,8 +50,13 @@ class Simulation:
             ended_generation=ended,
             last_generation=ended,
             root_generation=root,
-            seen_closed=closed,
+            seen_closed=before.seen_closed if before else closed,
         )
+
+    def come(self, agent: str) -> None:
+        """It is here and gets ready; `join` is when it asks."""
+        self.join(agent)
+        self.members[agent] = dataclasses.replace(self.members[agent], state=MemberState.IDLE)
 
     def back(self, agent: str, *, report: FailureReport | None = None) -> None:
         """The agent has ended the last generation that it was a member of."""
@@ -140,4 +147,5 @@ def report_of(words: dict[str, str]) -> FailureReport:
         committed_steps=int(words.get("committed", "1")),
         generation=int(words.get("generation", "0")),
         node_local="local" in words,
+        lacks=Lack(words.get("lacks", "")),
     )

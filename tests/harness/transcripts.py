@@ -3,10 +3,10 @@
 A file holds blocks: command lines, `----`, the verdicts that follow, a blank line. After a change of the protocol run
 `python -m tests.harness.transcripts --rewrite` and read the difference.
 
-Commands: limits min=1 max=4 [first= late= planned= no_progress= bucket=] · join NODE [as=AGENT slots= root= ended=] ·
-back AGENT · fail AGENT [cause= step= signature= exit= committed= generation= local=] · lose AGENT · leave AGENT ·
-done AGENT · scale MIN:MAX · pause · resume · tick SECONDS · probe AGENT alive|refused|silent ·
-cut AGENT[,AGENT] [OTHER …] · leader-change [AGENT] · wipe
+Commands: limits min=1 max=4 [first= late= planned= holders= no_progress= bucket=] · come NODE ·
+join NODE [as=AGENT slots= root= ended=] · back AGENT · lose AGENT · leave AGENT · done AGENT ·
+fail AGENT [cause= step= signature= exit= committed= generation= local= lacks=] · scale MIN:MAX · pause · resume ·
+tick SECONDS · probe AGENT alive|refused|silent · cut AGENT[,AGENT] [OTHER …] · leader-change [AGENT] · wipe
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.harness.simulation import Simulation, report_of
 
 DIRECTORY = Path(__file__).parents[1] / "testdata" / "rendezvous"
 _NAMES = {"min": "min_nodes", "max": "max_nodes", "no_progress": "no_progress_limit", "bucket": "bucket_limit"}
-_NAMES |= {name: f"{name}_wait_s" for name in ("first", "late", "planned")}
+_NAMES |= {name: f"{name}_wait_s" for name in ("first", "late", "planned", "holders")}
 
 
 def rewrite(text: str) -> str:
@@ -79,9 +79,13 @@ def _run(simulation: Simulation, words: list[str]) -> None:
     elif verb == "wipe":
         simulation.wipe()
     else:
-        {"back": simulation.back, "lose": simulation.lose, "leave": simulation.leave, "done": simulation.done}[verb](
-            name
-        )
+        {
+            "back": simulation.back,
+            "come": simulation.come,
+            "lose": simulation.lose,
+            "leave": simulation.leave,
+            "done": simulation.done,
+        }[verb](name)
 
 
 def _options(words: list[str]) -> dict[str, str]:
@@ -94,6 +98,7 @@ def _line(verdict: Verdict) -> str:
         case Form(world=world):
             seats = " ".join(f"{seat.base_rank}:{seat.agent}" for seat in world.seats)
             kind = f"form {world.generation} {seats} ({world.cause})"
+            kind += " [goes back]" if world.goes_back else ""
             kind += "".join(f" [cut {cut.agent} {cut.tries}]" for cut in world.cut)
             kind += "".join(f" [barred {barred.agent} exit {barred.exit_code}]" for barred in world.barred)
         case Open(world=world):

@@ -10,7 +10,7 @@ import pytest
 from elastic.checkpoint.layout import COMMON, MANIFEST, TRACKER, iteration_dir
 from elastic.checkpoint.storage import PosixStorage
 from elastic.checkpoint.survey import survey
-from elastic.events import Notice, Record, Restored, StepCommitted, read_records
+from elastic.events import Notice, Record, Restored, StepCommitted, WorkerLost, read_records
 from elastic.local.cluster import Cluster
 from elastic.local.etcd import EtcdServer
 from tests.harness.survival import cluster, durable, exact_account, lineage_losses, restored_steps, run_alone
@@ -139,3 +139,80 @@ def test_all_nodes_die_and_one_disk_is_lost(apart: Apart) -> None:
     assert [run.wait_exit(name) for name in ("a", "b", "c")] == [0, 0, 0]
     assert exact_account(run).steps == STEPS
     apart.assert_all_hold(STEPS, "a", "b", "c")
+
+
+def lacks(what: str):
+    """Whether the record tells of a worker that ended since no node that is there holds what was committed."""
+
+    def found(record: Record) -> bool:
+        return isinstance(record.event, WorkerLost) and what in record.event.reason
+
+    return found
+
+
+@pytest.mark.exhaustive
+def test_all_nodes_die_and_the_one_with_the_empty_disk_comes_long_before_the_others(apart: Apart) -> None:
+    """It does not end the job, and goes on with the others, once they come."""
+    run = apart.run
+    apart.start("a", "b", "c")
+    run.wait_world(3)
+    apart.wait_saved(50)
+    for name in ("a", "b", "c"):
+        run.nodes[name].kill()
+    committed = max(r.event.iteration for r in run.follower.records if durable(r))  # type: ignore[attr-defined]
+    apart.lose_disk("a")
+    at = run.now()
+    apart.start("a")
+    run.wait(lacks("its files are elsewhere or gone"), what="its word", limit_s=60, since=at)
+    apart.start("b", "c")
+    again = run.wait(lambda r: isinstance(r.event, StepCommitted), what="a step", limit_s=90, since=at)
+    assert again.event.iteration > committed  # type: ignore[attr-defined]
+    assert [run.wait_exit(name) for name in ("a", "b", "c")] == [0, 0, 0]
+    assert exact_account(run).steps == STEPS
+    apart.assert_all_hold(STEPS, "a", "b", "c")
+
+
+def all_die_and_the_one_that_was_away_comes_first(apart: Apart) -> tuple[int, int, int]:
+    """Its newest iteration, that of the others, and how many records there were before it came."""
+    run = apart.run
+    apart.start("a", "b", "c")
+    run.wait_world(3)
+    apart.wait_saved(50)
+    at = run.now()
+    run.nodes["c"].kill()
+    old = max(r.event.iteration for r in run.follower.records if durable(r))  # type: ignore[attr-defined]
+    apart.wait_saved(old + 50, since=at)
+    for name in ("a", "b"):
+        run.nodes[name].kill()
+    new = max(r.event.iteration for r in run.follower.records if durable(r))  # type: ignore[attr-defined]
+    at = run.now()
+    apart.start("c")
+    run.wait(lacks("which is not what was committed last"), what="its word", limit_s=60, since=at)
+    return old, new, at
+
+
+@pytest.mark.exhaustive
+def test_a_node_that_was_away_comes_first_and_does_not_take_the_run_back(apart: Apart) -> None:
+    _, new, at = all_die_and_the_one_that_was_away_comes_first(apart)
+    run = apart.run
+    apart.start("a", "b")
+    again = run.wait(lambda r: isinstance(r.event, StepCommitted), what="a step", limit_s=90, since=at)
+    assert again.event.iteration > new  # type: ignore[attr-defined]
+    assert [run.wait_exit(name) for name in ("a", "b", "c")] == [0, 0, 0]
+    assert exact_account(run).steps == STEPS
+    apart.assert_all_hold(STEPS, "a", "b", "c")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("apart", [{"ELASTIC__RENDEZVOUS__HOLDERS_WAIT_S": "3"}], indirect=True)
+def test_a_node_that_was_away_goes_back_where_nobody_else_comes(apart: Apart, undisturbed) -> None:
+    old, new, at = all_die_and_the_one_that_was_away_comes_first(apart)
+    run = apart.run
+    again = run.wait(lambda r: isinstance(r.event, StepCommitted), what="a step", limit_s=90, since=at)
+    assert old < again.event.iteration <= new  # type: ignore[attr-defined]
+    assert run.wait_exit("c") == 0
+    told = [r.event.text for r in run.follower.records[at:] if isinstance(r.event, Notice)]
+    assert any("the run goes back" in text for text in told)
+    assert exact_account(run).steps == STEPS
+    apart.assert_all_hold(STEPS, "c")
+    assert_same_losses(run, undisturbed)

@@ -33,7 +33,13 @@ def values_for(spec: FieldSpec) -> st.SearchStrategy:
     rule = spec.rule
     if spec.key in FIXED:
         return st.just(FIXED[spec.key])
-    if spec.key in ("training.micro_batch_size", "model.heads", "rendezvous.first_wait_s", "rendezvous.late_wait_s"):
+    if spec.key in (
+        "training.micro_batch_size",
+        "model.heads",
+        "rendezvous.first_wait_s",
+        "rendezvous.late_wait_s",
+        "rendezvous.holders_wait_s",
+    ):
         return st.just(spec.kind(2))
     if spec.key in ("training.global_batch_size", "model.width", "rendezvous.join_timeout_s"):
         return st.integers(5, 10**6).map(lambda n: spec.kind(n * 40))

@@ -11,8 +11,9 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing import api as processes
 from torch.distributed.launcher import api as launcher
 
+from elastic.config.agents import LaunchSettings
 from elastic.config.load import with_overrides
-from elastic.config.model import LaunchSettings, Settings
+from elastic.config.model import Settings
 from elastic.errors import UsageError
 from elastic.launch.entry import Command, _check_split, _ready_workers, _sharing, node_of, torchrun_command
 from elastic.launch.signals import LeaveSignals

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -265,3 +266,13 @@ def test_a_roll_back_passes_memory_by_and_nobody_goes_on_from_what_it_gave_up(tm
         assert same(run, make_run().step(10))
     for restored, _ in live(bench, tmp_path, 2, generation=2, to=11):
         assert (restored.iteration, restored.consumed_samples) == (11, 120)
+
+
+def test_a_copy_in_memory_is_enough_where_others_may_hold_what_was_committed(tmp_path):
+    bench = Bench(tmp_path / "root")
+    live(bench, tmp_path, 2, generation=1, to=6, save_at=5)
+    live(bench, tmp_path, 2, generation=2, to=14, save_at=10)
+    shutil.rmtree(bench.directory(10))
+    ((restored, run), _) = live(bench, tmp_path, 2, generation=3, to=15, others_may_hold=True)
+    assert (restored.iteration, restored.tier) == (14, "memory")
+    assert same(run, make_run().step(15))
