@@ -46,7 +46,7 @@ def main(*, items: int = 10_000_000, rounds: int = 5) -> None:
 
 def _resumes(items: int, rounds: int) -> list[Row]:
     mine, small = (data_resume.cost(data_resume.ours(each), rounds=rounds) for each in (items, items // 100))
-    peer = data_resume.cost(data_resume.torchdata(items), rounds=1)
+    peer = data_resume.cost(data_resume.torchdata(items), rounds=1, more_rounds=0)
     return [
         Row(
             case=f"go on in the middle of {items} samples, to the first batch",

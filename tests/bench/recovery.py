@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 
-from elastic.config.model import RendezvousSettings
+from elastic.config.agents import RendezvousSettings
 from elastic.local.etcd import EtcdServer
 from elastic.local.node import ROOT
 from tests.bench.recovery_rounds import STAGES, OwnRound, Recovery, cold_starts_s, dealt_round, own_round
