@@ -103,10 +103,13 @@ class StallWatch:
         return Finding(until_s=until_s)
 
     def _ask(self, ask: Ask, pids: Sequence[int]) -> Finding:
-        self._asked_s = self._clock.monotonic_s()
+        self._asked_s, step = self._clock.monotonic_s(), self._pace().step
         if held := stall.stopped(pids):
             return Finding(until_s=self._asked_s, stopped=held)
         results = self._probe(self._targets, ask.silence_s)
+        if self._pace().step > step:
+            # Done with all of them: who was late with its answer is only busy.
+            return Finding(until_s=self._clock.monotonic_s())
         silent = stall.silent(results)
         if silent and silent != self._silent:
             logger.warning("%s, and %d of %d agents asked are silent", ask.reason, len(silent), len(self._targets))

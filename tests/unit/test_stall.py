@@ -137,6 +137,47 @@ class FakeCoordinator:
         self.reports.append(frozenset(agents))
 
 
+def watching(coordinator: FakeCoordinator, *, clock: ManualClock, pace, probe) -> StallWatch:
+    watch, agreed = StallWatch(coordinator, pace=pace, unconfirmed_limit_s=300, clock=clock, probe=probe), world(3)
+    seat = agreed.seats[0]
+    watch.begin(
+        Membership(
+            generation=1, world=agreed, seat=seat, store_address="", store_port=0, seconds=0, store=None, leader=True
+        )
+    )
+    return watch
+
+
+def test_who_answers_late_while_a_step_is_done_is_only_busy():
+    clock, coordinator = ManualClock(100.0), FakeCoordinator()
+    pace, asked = [paced(0.1, 0.1)], []
+
+    def probe(places, silence_s):
+        asked.append(places)
+        clock.now_s += silence_s
+        pace[0] = pace[0].advanced(step=9, now_s=clock.now_s - 0.1)
+        return dict.fromkeys(places, ProbeResult.SILENT)
+
+    watch = watching(coordinator, clock=clock, pace=lambda: pace[0], probe=probe)
+    watch.look([])
+    assert (len(asked), coordinator.reports, watch.blames) == (1, [], False)
+    clock.now_s = watch.look([]).until_s
+    assert len(asked) == 1
+
+
+def test_a_worker_s_word_that_is_no_step_excuses_nobody():
+    """Its thread may tell of a save while the step waits for the one that is frozen."""
+    clock, coordinator = ManualClock(100.0), FakeCoordinator()
+    pace = [paced(0.1, 0.1)]
+
+    def probe(places, silence_s):
+        pace[0] = pace[0].advanced(step=None, now_s=clock.now_s)
+        return {a: ProbeResult.SILENT if a == "agent2" else ProbeResult.ALIVE for a in places}
+
+    watching(coordinator, clock=clock, pace=lambda: pace[0], probe=probe).look([])
+    assert coordinator.reports == [{"agent2"}]
+
+
 def test_what_is_silent_is_reported_once_and_taken_back():
     clock, coordinator = ManualClock(100.0), FakeCoordinator()
     pace = [paced(0.1, 0.1)]
@@ -146,20 +187,7 @@ def test_what_is_silent_is_reported_once_and_taken_back():
         assert silence_s == stall.SILENCE_S
         return {a: ProbeResult.SILENT if a in silent[0] else ProbeResult.ALIVE for a in places}
 
-    watch = StallWatch(coordinator, pace=lambda: pace[0], unconfirmed_limit_s=300, clock=clock, probe=probe)
-    agreed = world(3)
-    watch.begin(
-        Membership(
-            generation=1,
-            world=agreed,
-            seat=agreed.seats[0],
-            store_address="",
-            store_port=0,
-            seconds=0,
-            store=None,
-            leader=True,
-        )
-    )
+    watch = watching(coordinator, clock=clock, pace=lambda: pace[0], probe=probe)
     assert watch.look([]).give_up == ""
     assert coordinator.reports == [{"agent2"}]
     assert watch.blames
