@@ -119,29 +119,29 @@ class MemoryTier:
 
     @property
     def free(self) -> int | None:
-        """The arena that the next snapshot goes to, the older one; None while that is still being written to disk."""
-        older = min(range(len(self.arenas)), key=lambda at: self._written[at] or 0)
-        return None if older in self._busy else older
+        """The arena that the next snapshot goes to: the older one that is not being written to disk; None: both are.
+
+        Where that is the newest, the older one, which is being written, is valid meanwhile. Waiting for it instead
+        would let the copies grow old for as long as a disk stalls. It is the same one on all ranks.
+        """
+        idle = [at for at in range(len(self.arenas)) if at not in self._busy]
+        return min(idle, key=lambda at: self._written[at] or 0, default=None)
 
     def take(
         self, manifest: Manifest, shards: Sequence[Shard], *, rank: int, whole: bool, keep: bool, part: bool = False
     ) -> Taken | None:
-        """Copy a state; None where the free arena is busy. `keep`: it is not written again before `give_back`.
+        """Copy a state; None where both arenas are busy. `keep`: it is not written again before `give_back`.
 
         Args:
             whole: whether it is everything that a rank needs.
-            part: whether with what all other ranks copy it is the whole state. It goes into the other arena where the
-                older one is busy: all ranks must choose alike, or there would be no step of which all parts are there.
+            part: whether with what all other ranks copy it is the whole state.
 
         Raises:
             NoRoom: it has grown beyond the memory that there is.
             CheckpointError: it cannot be stored.
         """
         self.settle()
-        at = self.free
-        if at is None and part:
-            at = next((each for each in range(len(self.arenas)) if each not in self._busy), None)
-        if at is None:
+        if (at := self.free) is None:
             return None
         sequence = 1 + max((each for each in self._written if each is not None), default=0)
         self._written[at] = None
