@@ -33,7 +33,7 @@ from elastic.checkpoint.recalling import (
 )
 from elastic.checkpoint.regathering import Regathering
 from elastic.checkpoint.restored import Restored, restored_from
-from elastic.checkpoint.restoring import Attempt, Plan, all_damaged, going_back, plan_restore
+from elastic.checkpoint.restoring import Attempt, Plan, going_back, nothing_left, plan_restore
 from elastic.checkpoint.rng import apply_rng
 from elastic.checkpoint.root import RootIdentity
 from elastic.checkpoint.seams import Committer, Group, Settings
@@ -127,9 +127,9 @@ class Reader:
                 return fault
             self._reject(attempt, fault)
             faults.append(f"iteration {attempt.iteration}: {fault}")
-        if faults:
+        if faults or plan.missing:
             self._tell_passed(plan, 0)
-            raise all_damaged(plan, faults)
+            raise nothing_left(plan, faults)
         return Restored(reason=plan.reason, lineage=self._lineage(""))
 
     def _from_disk(self, attempt: Attempt, plan: Plan, tracked: Mapping[str, Any]) -> Restored | str:

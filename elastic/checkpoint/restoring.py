@@ -31,7 +31,7 @@ class Attempt:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What to try, in order; nothing to try only where the run begins."""
+    """What to try, in order; nothing to try where the run begins, or where all of it is `missing`."""
 
     attempts: tuple[Attempt, ...]
     passed: tuple[Attempt, ...]
@@ -40,6 +40,8 @@ class Plan:
     """Whether it is this run's own save_path, and not load_path."""
     weights_only: bool
     reason: str
+    missing: str = ""
+    """What to say where a copy in memory does not help either: nothing of what was committed is here."""
     others_may_hold: bool = False
     """Whether nodes that are not here may hold what is lacking or turns out to be damaged here."""
     goes_back: bool = False
@@ -68,8 +70,7 @@ def plan_restore(
 
     Raises:
         NothingToRestore: something should be there and is not; never answered with random weights.
-        RunMismatch: the commit record is of another lineage than the root.
-        StateElsewhere: instead of these two, where others may hold it.
+        RunMismatch: the commit record is of another lineage than the root; StateElsewhere: others may hold its files.
     """
     if identity is not None:
         seen = seen or survey(settings.save_path, storage=storage)
@@ -107,10 +108,14 @@ def _own(
     )
     if not choice.candidates:
         committed = f"iteration {record.iteration} was committed" if record is not None else seen.tracker.reason
-        raise (StateElsewhere if record is not None and others_may_hold else NothingToRestore)(
+        missing = (
             f"{root}: {committed}, but nothing there can be restored{_faults(choice)}. Bring the files back; "
             "or begin a new run with another checkpoint.save_path (and another --rdzv-id)."
         )
+        if record is None:
+            raise NothingToRestore(missing)
+        plan = Plan(attempts=(), passed=(), own=True, weights_only=False, reason="nothing is on disk")
+        return replace(plan, missing=missing, others_may_hold=others_may_hold)
     plan = _plan(root, choice, own=True, weights_only=False, reason=seen.tracker.reason)
     if record is None:
         return plan
@@ -138,11 +143,12 @@ def going_back(plan: Plan, *, root: str) -> str:
     return f"{what}, and nobody is here who holds that: the run goes back"
 
 
-def all_damaged(plan: Plan, faults: Sequence[str]) -> NothingToRestore:
-    """The error for that; where others may hold a whole copy, they are worth waiting for."""
+def nothing_left(plan: Plan, faults: Sequence[str]) -> NothingToRestore:
+    """The error for that; where others may hold a whole copy, they are worth waiting for. `faults`: of each attempt."""
     return (StateElsewhere if plan.others_may_hold else NothingToRestore)(
-        f"every iteration there is damaged. {'; '.join(faults)}. Bring the files back from a copy; to begin a new run, "
-        "use another checkpoint.save_path and an empty load_path."
+        plan.missing
+        or f"every iteration there is damaged. {'; '.join(faults)}. Bring the files back from a copy; to begin a new "
+        "run, use another checkpoint.save_path and an empty load_path."
     )
 
 

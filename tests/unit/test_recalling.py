@@ -276,3 +276,18 @@ def test_a_copy_in_memory_is_enough_where_others_may_hold_what_was_committed(tmp
     ((restored, run), _) = live(bench, tmp_path, 2, generation=3, to=15, others_may_hold=True)
     assert (restored.iteration, restored.tier) == (14, "memory")
     assert same(run, make_run().step(15))
+
+
+def test_and_where_all_files_are_gone(tmp_path):
+    """A copy in memory is newer than what was committed, and the next save makes it durable again."""
+    bench = Bench(tmp_path / "root")
+    live(bench, tmp_path, 2, generation=1, to=14, save_at=10)
+    shutil.rmtree(bench.directory(10))
+    ((restored, run), _) = live(bench, tmp_path, 2, generation=2, to=21, save_at=20)
+    assert (restored.iteration, restored.tier) == (14, "memory")
+    assert same(run, make_run().step(21))
+    assert newest_manifest(str(bench.root)).iteration == bench.committer.record().iteration == 20
+    for path in tmp_path.glob("node*/*"):
+        path.unlink()
+    ((restored, _), _) = live(bench, tmp_path, 2, generation=3, to=21)
+    assert (restored.iteration, restored.tier) == (20, "disk")
