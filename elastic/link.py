@@ -257,7 +257,7 @@ class AgentLink:
         self._send({"event": line})
 
     def send_failure(self, failure: Failure) -> None:
-        self._send({"failure": asdict(failure)})
+        self._send({"failure": {name: value for name, value in asdict(failure).items() if name != "lacks" or value}})
 
     def send_stays(self, stays: Stays) -> None:
         self._send({"stays": asdict(stays)})

@@ -117,13 +117,14 @@ class Reader:
             self._supply.bring(plan.attempts[0], plan)
         if recall and (recalled := self._recall(plan, tracked)) is not None:
             return recalled
-        if (note := going_back(plan, root=self._settings.save_path)) and self._group.rank == 0:
-            self._emit(events.Notice(text=note))
-        faults = []
+        faults = list[str]()
         for attempt in plan.attempts:
+            note = going_back(plan, attempt, faults) if attempt.back else ""
             fault = self._supply.bring(attempt, plan) or self._from_disk(attempt, plan, tracked)
             if isinstance(fault, Restored):
                 self._tell_passed(plan, attempt.iteration)
+                if note and self._group.rank == 0:
+                    self._emit(events.Notice(text=note))
                 return fault
             self._reject(attempt, fault)
             faults.append(f"iteration {attempt.iteration}: {fault}")
@@ -287,14 +288,15 @@ class Reader:
     def _claim(self, attempt: Attempt, plan: Plan, manifest: Manifest | None) -> dict[str, str]:
         """On rank 0, when all ranks have verified it: commit what is adopted, and put our generation in the record.
 
-        A store that lost its data has no record: it gets one again.
+        A store that lost its data has no record: it gets one again. To go back is committed, too: the next start does
+        not look for what was given up, and copies in memory made since then count.
 
         From then on nothing that an older generation still saves can be adopted.
         """
         record = self._record
         if self._generation is None or not plan.own or manifest is None:
             return {}
-        if attempt.manifest_digest is not None and (attempt.adopt or record is None):
+        if attempt.manifest_digest is not None and (attempt.adopt or attempt.back or record is None):
             record = CommitRecord(
                 iteration=manifest.iteration,
                 lineage=manifest.lineage,
@@ -307,11 +309,12 @@ class Reader:
         answer = self._committer.commit(replace(record, generation=self._generation))
         if answer.stale:
             return {"fenced": answer.reason}
-        if not attempt.adopt:
+        if not attempt.adopt and not (attempt.back and answer.granted):
             return {}
         if not answer.granted:
             return {"damaged": f"it is complete, but it could not be committed: {answer.reason}"}
-        self._emit(events.Notice(text=f"adopted iteration {attempt.iteration}: {attempt.reason}"))
+        if attempt.adopt:
+            self._emit(events.Notice(text=f"adopted iteration {attempt.iteration}: {attempt.reason}"))
         tracker = os.path.join(self._settings.save_path, TRACKER)
         with contextlib.suppress(OSError):  # behind, it misleads nobody
             self._storage.replace(tracker, build_tracker(attempt.iteration))

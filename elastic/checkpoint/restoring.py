@@ -27,6 +27,8 @@ class Attempt:
     reason: str
     adopt: bool = False
     """It is complete but not committed: it counts once it is."""
+    back: bool = False
+    """It is older than what was committed last, which is not here, or damaged here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +46,6 @@ class Plan:
     """What to say where a copy in memory does not help either: nothing of what was committed is here."""
     others_may_hold: bool = False
     """Whether nodes that are not here may hold what is lacking or turns out to be damaged here."""
-    goes_back: bool = False
-    """Whether this would go back behind what was committed last, which is not here at all."""
 
     def to_plain(self) -> dict[str, Any]:
         """JSON types only."""
@@ -119,28 +119,24 @@ def _own(
     plan = _plan(root, choice, own=True, weights_only=False, reason=seen.tracker.reason)
     if record is None:
         return plan
-    return replace(plan, others_may_hold=others_may_hold, goes_back=_goes_back(choice, record=record, seen=seen))
+    digest = record.manifest_digest
+    if any(each.found.manifest_digest == digest and each.found.problem is None for each in choice.passed):
+        return plan  # it is here, and not wanted
+    attempts = tuple(replace(each, back=not each.adopt and each.manifest_digest != digest) for each in plan.attempts)
+    return replace(plan, attempts=attempts, others_may_hold=others_may_hold)
 
 
-def _goes_back(choice: Choice, *, record: CommitRecord, seen: Survey) -> bool:
-    """Damaged files are no sign of others that hold more; where nothing is there, this node was not there either."""
-    first = choice.candidates[0]
-    known = first.adopt or first.found.manifest_digest == record.manifest_digest
-    return not known and all(each.iteration != record.iteration for each in seen.found)
-
-
-def going_back(plan: Plan, *, root: str) -> str:
-    """What to tell where this goes back behind what was committed last; "" where it does not.
+def going_back(plan: Plan, attempt: Attempt, faults: Sequence[str]) -> str:
+    """What to tell where this goes back behind what was committed last. `faults`: of earlier attempts.
 
     Raises:
         NewestElsewhere: others may hold that.
     """
-    if not plan.goes_back:
-        return ""
-    what = f"{root} holds iteration {plan.attempts[0].iteration} at best, which is not what was committed last"
+    what = f"{attempt.directory} is older than what was committed last, which is not here"
+    what += f" or damaged ({'; '.join(faults)})" if faults else ""
     if plan.others_may_hold:
-        raise NewestElsewhere(f"{what}: nodes that were there then may hold that")
-    return f"{what}, and nobody is here who holds that: the run goes back"
+        raise NewestElsewhere(f"{what}: nodes that were there then may hold it")
+    return f"{what}: the run goes back"
 
 
 def nothing_left(plan: Plan, faults: Sequence[str]) -> NothingToRestore:

@@ -92,7 +92,7 @@ def _checkpoint(settings: Settings) -> Iterator[Conflict]:
 
 def _rendezvous(settings: Settings) -> Iterator[Conflict]:
     rendezvous = settings.rendezvous
-    for name in ("first_wait_s", "late_wait_s", "holders_wait_s"):
+    for name in ("first_wait_s", "late_wait_s"):
         wait_s = getattr(rendezvous, name)
         if wait_s >= rendezvous.join_timeout_s:
             yield Conflict(

@@ -8,6 +8,7 @@ by one.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable
 
 from elastic.rendezvous.budget import Judgement
@@ -16,6 +17,16 @@ from elastic.rendezvous.model import Member, Phase, World, natural_key
 from elastic.rendezvous.verdict import Wait
 from elastic.rendezvous.view import LeaderView, Roster
 from elastic.rendezvous.wording import listed
+
+
+class Hope(enum.Enum):
+    """For nodes that hold what those of a world lack."""
+
+    NONE = "none"
+    """Nobody can come, or nobody has come in time."""
+    TO_COME = "to come"
+    HERE = "here"
+    """Somebody takes part in the next world who was not in this one."""
 
 
 def for_those_coming(
@@ -29,21 +40,14 @@ def for_those_coming(
     return Wait(until_s=until_s, awaited=len(coming), reason=f"waiting for {_nodes(coming)}: here, not ready yet")
 
 
-def have_come(view: LeaderView, *, world: World, seats: Roster, now_s: float) -> bool:
-    """Whether somebody takes part in the next world who was not in the one whose nodes lacked what was committed."""
+def hope(view: LeaderView, *, world: World, seats: Roster, judgement: Judgement, now_s: float) -> Hope:
+    """Who may hold what the members of this world lack, if they lack something."""
+    if not judgement.lacks or judgement.spent or len(seats.active) + len(seats.back) >= view.limits.max_nodes:
+        return Hope.NONE
     seated = {seat.agent for seat in world.seats}
-    return any(member.agent not in seated for member in gather(view, seats=seats, now_s=now_s).joiners)
-
-
-def may_come(view: LeaderView, *, world: World, seats: Roster, judgement: Judgement, now_s: float) -> bool:
-    """Whether the job is to wait for nodes that hold what those of this world lack."""
-    if not judgement.lacks:
-        return False
-    if len(seats.active) + len(seats.back) >= view.limits.max_nodes:
-        return False
-    if have_come(view, world=world, seats=seats, now_s=now_s):
-        return True
-    return world.phase is Phase.FORMED or now_s < _holders_until_s(view)
+    if any(member.agent not in seated for member in gather(view, seats=seats, now_s=now_s).joiners):
+        return Hope.HERE
+    return Hope.TO_COME if world.phase is Phase.FORMED or now_s < _holders_until_s(view) else Hope.NONE
 
 
 def for_holders(view: LeaderView) -> Wait:

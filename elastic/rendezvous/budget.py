@@ -22,7 +22,6 @@ _MOST_OF_A_GENERATION = 16
 # A worker that ends so has said that starting it again cannot help.
 _FINAL = frozenset({ExitCode.USAGE, ExitCode.FENCED})
 _WHY = {
-    Lack.NOTHING: "starting it again cannot help",
     Lack.NEWEST: "what was committed last is on none of these nodes",
     Lack.ALL: "what was committed is on none of these nodes",
 }
@@ -48,7 +47,7 @@ class Judgement:
     """What the failures so far amount to. `exit_code` is set where the job is over; `text` is then its last word.
 
     `alone`: the job is over only if it cannot do without this agent, see `without`. `lacks`: only if nobody comes who
-    holds that, see `despite`.
+    holds that, see `despite`; not where that was so too often in a row, and is `spent`.
     """
 
     history: tuple[Failure, ...]
@@ -57,6 +56,7 @@ class Judgement:
     text: str = ""
     alone: Barred | None = None
     lacks: Lack = Lack.NOTHING
+    spent: bool = False
 
     def despite(self) -> Judgement:
         """The same where it is tried again: nothing was wrong with those that failed."""
@@ -90,12 +90,15 @@ def judge(
             again with a new agent of the same node bars that one at once.
         needed: min nodes are not met without the agent that failed alone, so it is tried again like any other.
     """
+    reports = [one for one in reports if not _is_of_others(one.report, generation=generation)]
     own = [one for one in reports if _bucket(one.report) in _OWN]
-    final = [one.report for one in own if one.report.exit_code in _FINAL and (needed or not one.report.node_local)]
-    for report in sorted(final, key=lambda report: report.lacks is not Lack.NOTHING):
-        code = report.exit_code
-        reason = f"worker {report.rank} ended with exit code {code}: {_WHY[report.lacks]}"
-        return Judgement(history=history, exit_code=code, reason=reason, text=report.text, lacks=report.lacks)
+    for one in own:
+        if one.report.exit_code in _FINAL and (needed or not one.report.node_local):
+            code = one.report.exit_code
+            reason = f"worker {one.report.rank} ended with exit code {code}: starting it again cannot help"
+            return Judgement(history=history, exit_code=code, reason=reason, text=one.report.text)
+    if not own and (lacking := [one for one in reports if one.report.lacks]):
+        return _lacking(history, generation=generation, reports=lacking, limit=bucket_limit)
     history = _extend(history, generation=generation, reports=own or (_shared(reports) if whole else []))
     root = own[0] if own else (reports[0] if reports and whole else None)
     if root is None:
@@ -125,6 +128,30 @@ def left(
         for reason, (buckets, most) in spent.items()
     )
     return rows, max((failure.step for failure in history), default=0)
+
+
+def _is_of_others(report: FailureReport, *, generation: int) -> bool:
+    """Whether it says what the members of an earlier generation lacked: it may be here by now."""
+    return bool(report.lacks) and report.generation not in (0, generation)
+
+
+def _lacking(history: tuple[Failure, ...], *, generation: int, reports: Sequence[Reported], limit: int) -> Judgement:
+    """None of these nodes holds what was committed. It counts only in a row: outages of all nodes may be far apart."""
+    history, report = _extend(history, generation=generation, reports=reports), reports[0].report
+    known, tries = {each.generation for each in history if each.bucket is Bucket.STATE}, 0
+    while generation - tries in known:
+        tries += 1
+    reason = f"worker {report.rank} ended with exit code {report.exit_code}: {_WHY[report.lacks]}"
+    if tries >= limit:
+        reason += f", {tries} generations in a row"
+    return Judgement(
+        history=history,
+        exit_code=report.exit_code or int(ExitCode.USAGE),
+        reason=reason,
+        text=report.text,
+        lacks=report.lacks,
+        spent=tries >= limit,
+    )
 
 
 def _known(
@@ -198,6 +225,8 @@ def _blame(judgement: Judgement, *, own: Sequence[Reported]) -> Judgement:
 
 
 def _bucket(report: FailureReport) -> Bucket:
+    if report.lacks:
+        return Bucket.STATE
     own = Bucket.EXIT if report.signature.startswith("exit ") or not report.signature else Bucket.EXCEPTION
     return _CLOSED_BY.get(report.cause, own)
 

@@ -198,9 +198,10 @@ class Coordinator:
             would compute other bits than the run.
         """
         self.ask(report)
+        limit_s = self.options.join_timeout_s if timeout_s is None else timeout_s
         world = self._waiting.seat(
             after=self._generation,
-            limit_s=self.options.join_timeout_s if timeout_s is None else timeout_s,
+            limit_s=limit_s + (self.options.holders_wait_s if report is not None and report.lacks else 0.0),
             interrupted=interrupted,
             at_once=report is not None,
         )

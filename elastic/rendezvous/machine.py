@@ -14,6 +14,7 @@ import dataclasses
 from elastic.errors import Lack
 from elastic.events import Cause, Outcome
 from elastic.rendezvous import awaited, round_open
+from elastic.rendezvous.awaited import Hope
 from elastic.rendezvous.budget import Judgement
 from elastic.rendezvous.direct import form_directly, unasked
 from elastic.rendezvous.gathering import complaints, gather, rested, welcome
@@ -36,8 +37,8 @@ def decide(view: LeaderView, *, now_s: float) -> Verdict:
     judgement = round_open.judgement(view, world=world, seats=seats)
     if judgement.exit_code is not None and not _spared(view, seats=seats, judgement=judgement):
         judgement = round_open.judgement(view, world=world, seats=seats, needed=True)
-        hope = awaited.may_come(view, world=world, seats=seats, judgement=judgement, now_s=now_s)
-        if judgement.exit_code is not None and not hope and judgement.lacks is not Lack.NEWEST:
+        hope = awaited.hope(view, world=world, seats=seats, judgement=judgement, now_s=now_s)
+        if judgement.exit_code is not None and hope is Hope.NONE and judgement.lacks is not Lack.NEWEST:
             return round_open.close(world, judgement=judgement)
     if seats.done and (ending := _finished(world, seats=seats)) is not None:
         return ending
@@ -78,8 +79,10 @@ def _fault(view: LeaderView, *, world: World, seats: Roster, judgement: Judgemen
     explained = all(one.report.cause in _BY_OTHERS for one in round_open.reports(view, seats=seats))
     if explained and (cut := _cut(view, world=world, seats=seats, judgement=judgement)) is not None:
         return cut
-    if seats.back and (failed := _failed(view, world=world, seats=seats, judgement=judgement)) is not None:
-        return failed
+    if seats.back:
+        failed = _failed(view, world=world, seats=seats, judgement=judgement, now_s=now_s)
+        if failed is not None:
+            return failed
     return _lost(view, world=world, seats=seats, judgement=judgement, now_s=now_s)
 
 
@@ -133,7 +136,7 @@ def _formed(view: LeaderView, *, world: World, seats: Roster, judgement: Judgeme
     return Wait(until_s=rested_s, reason=f"generation {world.generation} is at work on {count}{spares}")
 
 
-def _failed(view: LeaderView, *, world: World, seats: Roster, judgement: Judgement) -> Open | None:
+def _failed(view: LeaderView, *, world: World, seats: Roster, judgement: Judgement, now_s: float) -> Open | None:
     """Open for a member that is back with a report. In a planned round, back without one is what was asked for."""
     reports = round_open.reports(view, seats=seats)
     if reports:
@@ -141,7 +144,7 @@ def _failed(view: LeaderView, *, world: World, seats: Roster, judgement: Judgeme
         reason = f"worker {report.rank} on {reports[0].node} {_what(report)} at step {report.step}"
         if report.cause is not Cause.PEER_LOST:
             reason += f"; {judgement.reason}"
-        if judgement.lacks:
+        if awaited.hope(view, world=world, seats=seats, judgement=judgement, now_s=now_s) is Hope.TO_COME:
             reason += f", others have {view.limits.holders_wait_s:g} s to come"
         return _open(world, cause=report.cause, reason=reason, judgement=judgement)
     if world.phase is Phase.OPEN:

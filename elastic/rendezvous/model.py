@@ -46,6 +46,8 @@ class Bucket(enum.StrEnum):
     HANG = "hang"
     GROUP = "group"
     PEER = "peer"
+    STATE = "state"
+    """What was committed is not there."""
 
 
 class ProbeResult(enum.StrEnum):
@@ -228,7 +230,7 @@ class World:
     speaks: str = ""
     launch: str = ""
     goes_back: bool = False
-    """Nobody came who holds what was committed last: its members may go back to what they have."""
+    """Its members do not hold what was committed last, and others were waited for in vain: they go back."""
     secret: str = field(default="", repr=False)
     """By which its workers know each other (distributed/proving.py): drawn by the leader as this was formed."""
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from elastic.errors import Lack
 from elastic.events import Cause, Outcome
 from elastic.rendezvous import alike, awaited, budget, launched, seating, versions
+from elastic.rendezvous.awaited import Hope
 from elastic.rendezvous.budget import Judgement, Reported
 from elastic.rendezvous.gathering import Gathering, cuts_after, gather
 from elastic.rendezvous.model import LeftOut, Member, Phase, ProbeResult, Seat, World, natural_key
@@ -31,11 +32,10 @@ def decide(view: LeaderView, *, world: World, seats: Roster, now_s: float) -> Ve
     gathering = gather(view, seats=seats, now_s=now_s)
     judged = judgement(view, world=world, seats=seats, whole=_whole(seats) and not gathering.cut_off)
     lacks = judged.lacks
-    if awaited.may_come(view, world=world, seats=seats, judgement=judged, now_s=now_s):
-        if not awaited.have_come(view, world=world, seats=seats, now_s=now_s):
-            return awaited.for_holders(view)
-        judged, lacks = judged.despite(), Lack.NOTHING
-    elif lacks is Lack.NEWEST:
+    hope = awaited.hope(view, world=world, seats=seats, judgement=judged, now_s=now_s)
+    if hope is Hope.TO_COME:
+        return awaited.for_holders(view)
+    if hope is Hope.HERE or lacks is Lack.NEWEST:
         judged = judged.despite()
     if judged.exit_code is not None and judged.alone is None:
         return close(world, judgement=judged)
@@ -56,8 +56,8 @@ def decide(view: LeaderView, *, world: World, seats: Roster, now_s: float) -> Ve
     if world.cause is Cause.PAUSED:
         reason = f"resumed ({view.asked}): {reason}"
     cause = _cause(view, world=world, seats=seats)
-    if goes_back := lacks is Lack.NEWEST:
-        reason += "; nobody came who holds what was committed last: they go back"
+    if goes_back := lacks is Lack.NEWEST and hope is Hope.NONE:
+        reason += "; what was committed last is on none of them: they go back"
     return form(view, gathering=gathering, cause=cause, reason=reason, judgement=judged, goes_back=goes_back)
 
 
@@ -175,8 +175,7 @@ def form(
     direct: bool = False,
     goes_back: bool = False,
 ) -> Form:
-    """The next world. `direct`: those at work go on in it without having been heard. `goes_back`: see World; it stays
-    so while a member is there who did."""
+    """The next world. `direct`: those at work go on in it without having been heard. `goes_back`: see World."""
     old = view.world if view.world and view.world.phase is not Phase.CLOSED else None
     barred = old.barred if old else ()
     if judgement is not None and judgement.exit_code is not None and judgement.alone is not None:
@@ -202,7 +201,7 @@ def form(
         numerics=alike.common(view.members[seat.agent] for seat in seats),
         speaks=versions.common(view.members[seat.agent] for seat in seats),
         launch=launched.common(view.members[seat.agent] for seat in seats),
-        goes_back=goes_back or (old is not None and old.goes_back and any(old.seat_of(seat.agent) for seat in seats)),
+        goes_back=goes_back,
     )
     return Form(world=world, reason=reason)
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from elastic.errors import VersionsDiffer
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Of keys, and of what workers say to each other beside torch."""
 
 SPEAKS = "ELASTIC_SPEAKS"

@@ -24,7 +24,7 @@ from elastic.config.model import Settings
 from elastic.distributed.group import Alone, Collectives
 from elastic.distributed.likeness import check_alike, measure
 from elastic.distributed.strategy import Strategy
-from elastic.errors import Fenced, PeerLost, Regroup
+from elastic.errors import Fenced, PeerLost, Regroup, StateElsewhere
 from elastic.events import Notice
 from elastic.link import Link
 from elastic.plan.likeness import Likeness, recorded_in
@@ -164,19 +164,27 @@ class Generations:
         dealt, reached = self._deals and self.world.size > 1, course.iteration
         if not dealt and not self.manager.intact:
             return
-        self.world, self.group = replace(self.world, rank=0, size=1), Alone()
+        self.world, self.group = replace(self.world, rank=0, size=1, goes_back=False), Alone()
         self._serve_roots(self.world, self.group)
         with suppress(Fenced):  # which was told
             if dealt:
                 for strategy in self.strategies:
                     strategy.move(self.group)
-                restored = self.manager.restore(self.tracked)
-                if restored.tier != "memory":
-                    lost = f"all nodes go, and what was done from step {restored.iteration + 1} to {reached} is lost"
+                restored = self._recall()
+                if restored is None or restored.tier != "memory":
+                    since = f"from step {restored.iteration + 1} " if restored else ""
+                    lost = f"all nodes go, and what was done {since}to step {reached} and not saved is lost"
                     self.report(Notice(text=f"{lost}: no copy of it has all its parts on this node"))
                     return
                 course = self._course_from(restored, source)
             self.manager.save(self.tracked, course.standing_meta())
+
+    def _recall(self) -> Restored | None:
+        """What this node can restore alone; None where others may hold more."""
+        try:
+            return self.manager.restore(self.tracked)
+        except StateElsewhere:
+            return None
 
     def _meet(self) -> None:
         self.group = meet(self.world, link=self._link, emit=self.report, clock=self._clock)

@@ -187,7 +187,7 @@ def all_die_and_the_one_that_was_away_comes_first(apart: Apart) -> tuple[int, in
     new = max(r.event.iteration for r in run.follower.records if durable(r))  # type: ignore[attr-defined]
     at = run.now()
     apart.start("c")
-    run.wait(lacks("which is not what was committed last"), what="its word", limit_s=60, since=at)
+    run.wait(lacks("is older than what was committed last"), what="its word", limit_s=60, since=at)
     return old, new, at
 
 

@@ -8,6 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from elastic.checkpoint.layout import MANIFEST
+from elastic.checkpoint.policy import Signs
 from elastic.clock import ManualClock
 from elastic.config.choices import PathScope
 from elastic.config.model import CheckpointSettings
@@ -40,6 +42,13 @@ def restore(bench, **settings):
     return run, bench.manager(generation=2, **settings).restore(run.tracked)
 
 
+def damage(bench, iteration):
+    for part in bench.directory(iteration).glob("*.safetensors"):
+        data = bytearray(part.read_bytes())
+        data[-1] ^= 1
+        part.write_bytes(data)
+
+
 def test_an_empty_disk_says_whether_others_may_hold_the_state(bench):
     shutil.rmtree(bench.root)
     with pytest.raises(StateElsewhere, match="its files are elsewhere or gone"):
@@ -59,12 +68,10 @@ def test_so_does_a_root_of_this_run_without_its_iterations(bench, others, kind):
 
 
 @pytest.mark.parametrize(("others", "kind"), [(True, StateElsewhere), (False, NothingToRestore)])
-def test_so_does_one_where_all_are_damaged(bench, others, kind):
-    for iteration in (2, 4, 6):
-        for part in bench.directory(iteration).glob("*.safetensors"):
-            data = bytearray(part.read_bytes())
-            data[-1] ^= 1
-            part.write_bytes(data)
+def test_so_does_one_where_all_that_is_there_is_damaged(bench, others, kind):
+    for iteration in (2, 4):
+        shutil.rmtree(bench.directory(iteration))
+    damage(bench, 6)
     with pytest.raises(NothingToRestore, match="every iteration there is damaged") as caught:
         restore(bench, others_may_hold=others)
     assert type(caught.value) is kind
@@ -72,32 +79,70 @@ def test_so_does_one_where_all_are_damaged(bench, others, kind):
 
 def test_a_node_that_was_away_does_not_go_back_while_others_may_come(bench):
     shutil.rmtree(bench.directory(6))
-    with pytest.raises(NewestElsewhere, match="holds iteration 4 at best"):
+    with pytest.raises(NewestElsewhere, match="iteration_00000004 is older than what was committed last, which is not"):
         restore(bench, others_may_hold=True)
+    assert bench.committer.kept.iteration == 6
     bench.events.clear()
     run, restored = restore(bench)
     assert restored.iteration == 4
     assert same(run, make_run().step(4))
     assert [event.text for event in bench.events if event.kind == "notice"] == [
-        f"{bench.root} holds iteration 4 at best, which is not what was committed last, and nobody is here who holds "
-        "that: the run goes back"
+        f"{bench.directory(4)} is older than what was committed last, which is not here: the run goes back"
     ]
 
 
-def test_nobody_is_waited_for_where_what_was_committed_is_here(bench):
+def test_to_go_back_is_committed(bench):
+    """Else the next start would wait again, and refuse copies in memory for being older than what was given up."""
+    shutil.rmtree(bench.directory(6))
+    restore(bench)
+    kept = bench.committer.kept
+    assert (kept.iteration, kept.consumed_samples, kept.generation) == (4, 32, 2)
+    assert (bench.root / "latest_checkpointed_iteration.txt").read_text() == "4"
+    bench.events.clear()
+    assert restore(bench, others_may_hold=True)[1].iteration == 4
+    assert bench.kinds().count("notice") == 0
+
+
+@pytest.mark.parametrize("leftover", ["another", "aside", "half"])
+def test_what_has_its_number_is_not_it(bench, leftover):
+    """A save that never counted, or that others have made again since."""
+    place, kept = bench.directory(6), bench.committer.kept
+    if leftover == "aside":
+        place.rename(bench.root / f".aside-{place.name}-0")
+    if leftover == "half":
+        (place / MANIFEST).unlink()
+    bench.committer.kept = replace(kept, manifest_digest="0" * 64)
+    with pytest.raises(NewestElsewhere):
+        restore(bench, others_may_hold=True)
+
+
+def test_what_is_marked_unhealthy_is_passed_over_as_ever(bench):
+    manager, run = bench.going_on(generation=1, save_max=9), make_run().step(6)
+    manager.save(run.step(2).tracked, meta(8, signs=Signs(loss=float("nan"))))
+    assert bench.committer.kept.iteration == 8
+    assert restore(bench, others_may_hold=True)[1].iteration == 6
+    assert bench.committer.kept.iteration == 8
+
+
+def test_nor_where_what_was_committed_is_here(bench):
     run, restored = restore(bench, others_may_hold=True)
     assert (restored.iteration, bench.kinds().count("notice")) == (6, 0)
     assert same(run, make_run().step(6))
 
 
-def test_nor_where_it_is_here_and_damaged(bench):
-    """As on any disk that decays: the one before is taken at once."""
-    (part, *_) = bench.directory(6).glob("*.safetensors")
-    part.unlink()
-    assert restore(bench, others_may_hold=True)[1].iteration == 4
+@pytest.mark.parametrize("gone", [True, False])
+def test_others_are_waited_for_where_it_is_damaged_here(bench, gone):
+    if gone:
+        next(bench.directory(6).glob("*.safetensors")).unlink()
+    else:
+        damage(bench, 6)
+    with pytest.raises(NewestElsewhere, match="iteration_00000004 is older than what was committed last"):
+        restore(bench, others_may_hold=True)
+    assert bench.committer.kept.iteration == 6
+    assert restore(bench)[1].iteration == 4
 
 
-def test_nor_where_the_save_that_follows_it_is_complete(bench):
+def test_nobody_is_waited_for_where_the_save_that_follows_it_is_complete(bench):
     run = make_run()
     manager = bench.manager(generation=2, save_max=9)
     manager.restore(run.tracked)

@@ -15,7 +15,8 @@ from elastic.rendezvous.kv import Put
 from elastic.rendezvous.memory import MemoryServer, MemoryStore
 from elastic.rendezvous.model import Member, member_from_json, member_to_json, world_from_json, world_to_json
 
-OLD, NEW = "protocol 2, torch 2.13", "protocol 3, torch 2.14"
+LATER = f"protocol {speech.PROTOCOL + 1}"
+OLD, NEW = f"protocol {speech.PROTOCOL}, torch 2.13", f"{LATER}, torch 2.14"
 
 
 def test_a_patch_release_is_no_other_language():
@@ -74,7 +75,7 @@ MEMBER = Member(agent="x", node="x", address="::1", slots=1, probe_port=1, store
 
 def test_a_key_that_a_later_version_wrote_is_told_apart_from_rubbish():
     later = {**json.loads(member_to_json(dataclasses.replace(MEMBER, speaks=NEW))), "state": "hibernating"}
-    with pytest.raises(VersionsDiffer, match=r"written by an agent that speaks 'protocol 3, torch 2\.14'"):
+    with pytest.raises(VersionsDiffer, match=f"written by an agent that speaks '{NEW}'"):
         member_from_json(json.dumps(later))
     ours = {**later, "speaks": OLD}
     with pytest.raises(StoreError, match="not a member of this version") as raised:
@@ -104,12 +105,12 @@ def test_a_world_of_a_later_version_ends_who_cannot_read_it(make_job):
     text = json.dumps({"phase": "sleeping", "generation": 7, "speaks": NEW})
     with contextlib.closing(job._store()) as store:
         store.transact([], ops=[Put(keys.world, text)])
-    with pytest.raises(VersionsDiffer, match="the world key was written by an agent that speaks 'protocol 3"):
+    with pytest.raises(VersionsDiffer, match=f"the world key was written by an agent that speaks '{LATER}"):
         job.add("a", speaks=OLD)
 
 
 def test_a_worker_whose_agent_is_of_another_version_says_so():
     speech.agree({}, torch_version="2.13.0")
     speech.agree({speech.SPEAKS: OLD}, torch_version="2.13.1")
-    with pytest.raises(VersionsDiffer, match=r"this worker speaks 'protocol 2, torch 2\.13', its agent 'protocol 3"):
+    with pytest.raises(VersionsDiffer, match=f"this worker speaks '{OLD}', its agent '{LATER}"):
         speech.agree({speech.SPEAKS: NEW}, torch_version="2.13.0")
