@@ -92,7 +92,7 @@ def assemble(
         on_change=on_change,
         emit=emit,
         page=page,
-        keeper=None if page is None else KeeperProcess(options, page=page),
+        keeper=None if page is None else KeeperProcess(options, page=page, environ=environ),
     )
     return EtcdV3Handler(
         coordinator,

@@ -16,6 +16,7 @@ import os
 import select
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from elastic.clock import SYSTEM_CLOCK, Clock
@@ -23,6 +24,8 @@ from elastic.errors import StoreError
 from elastic.lease import KEEPER, LeasePage, certain_until_s
 from elastic.rendezvous.etcd import EtcdStore
 from elastic.rendezvous.options import RendezvousOptions
+
+logger = logging.getLogger(__name__)
 
 STALLED_S = 60.0
 """An agent that has not moved for so long is taken for dead."""
@@ -33,8 +36,11 @@ _END_S = 2.0
 class KeeperProcess:
     """The agent's handle on its keeper. For one thread."""
 
-    def __init__(self, options: RendezvousOptions, *, page: LeasePage) -> None:
-        self._options, self._page = options, page
+    def __init__(self, options: RendezvousOptions, *, page: LeasePage, environ: Mapping[str, str]) -> None:
+        """`environ`: for the process, as it is now. Were it to inherit the agent's as it is when it is started, another
+        thread that sets a variable meanwhile could move what exec reads (EFAULT).
+        """
+        self._options, self._page, self._environ = options, page, dict(environ)
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -46,9 +52,16 @@ class KeeperProcess:
         """See to this lease from now on; starts the process if it is not there. Also says that the agent moves."""
         if self._process is None or self._process.poll() is not None:
             self.stop()
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "elastic.rendezvous.lease_keeper"], stdin=subprocess.PIPE, start_new_session=True
-            )
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "elastic.rendezvous.lease_keeper"],
+                    env=self._environ,
+                    stdin=subprocess.PIPE,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                logger.warning("the lease keeper cannot be started, and will be later: %s", error)
+                return
             # Through a pipe, not the command line: what a process was told is for everyone to see.
             told = {"options": dataclasses.asdict(self._options), "page": str(self._page.path), "agent": os.getpid()}
             self._send(told)

@@ -138,7 +138,7 @@ class Registration:
         self._wake.set()
 
     def look(self) -> None:
-        """Renew now rather than when it is due: something says that the store has lost its data."""
+        """Renew now rather than when it is due: something says that the store does not know this agent any more."""
         self._wake.set()
 
     def _run(self) -> None:
@@ -148,14 +148,24 @@ class Registration:
             self._wake.clear()
             if self._stopping:
                 return
-            if self._keeper is not None:
-                self._keeper.keep(self._member.lease)
+            self._tell_keeper()
             try:
                 self._renew()
                 pause_s = _RETRY_S if self._on_renewed() else self._ttl_s / 3
             except StoreError as error:
                 self._note_trouble(error)
                 pause_s = _RETRY_S
+            except Exception:  # noqa: BLE001 - a thread that ends would let the lease end, and the node with it
+                _log.exception("lease: a defect; it is tried again")
+                pause_s = _RETRY_S
+
+    def _tell_keeper(self) -> None:
+        if self._keeper is None:
+            return
+        try:
+            self._keeper.keep(self._member.lease)
+        except Exception:  # noqa: BLE001 - what goes wrong with the other one must not end this one
+            _log.exception("lease keeper: a defect; this agent renews its lease alone")
 
     def _renew(self) -> None:
         sent_s = self._clock.monotonic_s()

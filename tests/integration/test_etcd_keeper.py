@@ -38,7 +38,7 @@ def make_agent(etcd, page, request):
 
     def make(*, ttl_s, with_keeper=True):
         chosen = options(etcd.endpoint, job_id=request.node.name, ttl_s=ttl_s, first_wait_s=0.0)
-        store, keeper = EtcdStore(chosen), KeeperProcess(chosen, page=page)
+        store, keeper = EtcdStore(chosen), KeeperProcess(chosen, page=page, environ=os.environ)
         identity = AgentIdentity(agent=request.node.name, node="a", address="127.0.0.1")
         agent = Coordinator(store, options=chosen, identity=identity, page=page, keeper=keeper if with_keeper else None)
         made.append((agent, store))
@@ -88,6 +88,7 @@ def test_a_keeper_that_died_is_replaced(make_agent, page):
 
 
 AGENT = """
+import os
 import sys
 from elastic.lease import LeasePage
 from elastic.rendezvous.etcd import EtcdStore
@@ -98,7 +99,7 @@ chosen = options(sys.argv[1], ttl_s=2)
 store = EtcdStore(chosen)
 lease = store.grant(2)
 store.put("/kept/" + sys.argv[2], "here", lease=lease)
-keeper = KeeperProcess(chosen, page=page)
+keeper = KeeperProcess(chosen, page=page, environ=os.environ)
 keeper.keep(lease)
 print(keeper.pid, page.path, flush=True)
 sys.stdin.read()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -11,8 +13,12 @@ import pytest
 from elastic.clock import SYSTEM_CLOCK
 from elastic.lease import LeasePage
 from elastic.rendezvous.etcd_link import LOOK_UP_S, EtcdLink
-from elastic.rendezvous.lease_keeper import Orders, keep
+from elastic.rendezvous.keys import Keys
+from elastic.rendezvous.lease_keeper import KeeperProcess, Orders, keep
+from elastic.rendezvous.membership import AgentIdentity, first_member
+from elastic.rendezvous.memory import MemoryServer, MemoryStore
 from elastic.rendezvous.options import RendezvousOptions
+from elastic.rendezvous.registration import Registration
 
 
 class Store:
@@ -26,6 +32,54 @@ class Store:
         self.renewed.append(lease)
         self._then.pop(0)()
         return 5.0
+
+
+def test_one_that_cannot_be_started_is_started_later(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+    """With the variables of when it was made: a thread that sets one meanwhile moves what exec reads."""
+    started: list[dict[str, str]] = []
+
+    class Process:
+        def __init__(self, command: list[str], *, env: dict[str, str], **how: object) -> None:
+            started.append(env)
+            if len(started) == 1:
+                raise OSError(14, "Bad address")
+            self.stdin, self.pid = io.BytesIO(), 1
+
+    monkeypatch.setattr("subprocess.Popen", Process)
+    environ, page = {"SET": "before"}, LeasePage.create()
+    keeper = KeeperProcess(RendezvousOptions(job_id="j", min_nodes=1, max_nodes=1), page=page, environ=environ)
+    environ["SET"] = "later"
+    keeper.keep(1)
+    assert keeper.pid is None
+    assert "the lease keeper cannot be started, and will be later" in caplog.text
+    keeper.keep(1)
+    assert keeper.pid == 1
+    assert started == [{"SET": "before"}] * 2
+    page.remove()
+
+
+def test_whatever_goes_wrong_beside_it_the_agent_s_own_thread_renews() -> None:
+    identity = AgentIdentity(agent="a", node="a", address="127.0.0.1")
+
+    class Broken:
+        def keep(self, lease: int) -> None:
+            raise RuntimeError("a defect")
+
+        def stop(self) -> None:
+            pass
+
+    server = MemoryServer()
+    renewed = threading.Event()
+    registration = Registration(
+        MemoryStore(server), keys=Keys.of(prefix="/jobs", job_id="j"), member=first_member(identity), ttl_s=1,
+        clock=SYSTEM_CLOCK,
+        on_registered=lambda _: None, on_renewed=lambda: bool(renewed.set()), keeper=Broken(),
+    )  # fmt: skip
+    registration.start()
+    try:
+        assert renewed.wait(10.0)
+    finally:
+        registration.stop(revoke=True)
 
 
 @pytest.mark.parametrize(("said", "renewed"), [(7, [7]), (8, [7, 8])])
