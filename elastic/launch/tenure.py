@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -115,6 +115,7 @@ class Launch:
             storage=storage_for(self.root),
             leads=lambda: coordinator.is_leader and confirmed(),
             members=members,
+            seated=lambda: [seat.agent for seat in world.seats] if (world := coordinator.world()) else [],
             emit=emit,
             wake=wake,
         )
@@ -151,13 +152,16 @@ class Tenure:
         storage: Storage,
         leads: Callable[[], bool],
         members: Callable[[], Mapping[str, MemberState]],
+        seated: Callable[[], Collection[str]],
         emit: Emit,
         wake: Callable[[], None],
     ) -> None:
         """`found`: the mark that was there when this launch's turn came. `members`: the agents of the job, asked from
-        the store (StoreError); `wake`: called when somebody else has the save path."""
+        the store (StoreError); `seated`: those of the present world, whose keys need not be there any more; `wake`:
+        called when somebody else has the save path."""
         self._root, self._launch, self._agent, self._found = root, launch, agent, found
-        self._storage, self._leads, self._members, self._emit, self._wake = storage, leads, members, emit, wake
+        self._storage, self._leads, self._emit, self._wake = storage, leads, emit, wake
+        self._members, self._seated = members, seated
         self._beat = 0
         self._strange = 0
         self._taken: Fenced | RunMismatch | None = None
@@ -251,7 +255,7 @@ class Tenure:
     def _is_member(self, agent: str) -> bool:
         """Also where that cannot be asked."""
         try:
-            return agent in self._members()
+            return agent in self._seated() or agent in self._members()
         except StoreError:
             return True
 

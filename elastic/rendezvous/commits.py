@@ -5,6 +5,8 @@ A check before a write can be outrun by a process that was paused in between; a 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from elastic.clock import Clock
 from elastic.errors import StoreError
 from elastic.failpoint import failpoint
@@ -20,8 +22,12 @@ _RETRY_S = 0.3
 class Commits:
     """Writes and reads the commit key for one agent. What it holds is opaque here."""
 
-    def __init__(self, store: KeyValueStore, *, keys: Keys, agent: str, clock: Clock) -> None:
+    def __init__(
+        self, store: KeyValueStore, *, keys: Keys, agent: str, clock: Clock, on_unknown: Callable[[], None]
+    ) -> None:
+        """`on_unknown`: called where the agent's own key is not there."""
         self._store, self._keys, self._agent, self._clock = store, keys, agent, clock
+        self._on_unknown = on_unknown
 
     def write(self, value: str, *, world: World | None, timeout_s: float) -> CommitVerdict:
         """Write the record if this world is the newest one and the agent's member key is there.
@@ -70,6 +76,7 @@ class Commits:
             reason = f"this agent belongs to generation {world.generation}, the newest is {newest}"
             return CommitVerdict(granted=False, reason=reason, stale=entry is not None)
         if self._store.get(self._keys.member(self._agent)) is None:
+            self._on_unknown()
             return CommitVerdict(
                 granted=False, reason=f"the lease of this agent has ended in generation {world.generation}"
             )

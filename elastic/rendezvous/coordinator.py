@@ -86,7 +86,9 @@ class Coordinator:
         )
         self._leader = Leader(store, keys=self._keys, limits=options, clock=clock, emit=emit)
         self._election = Election(store, keys=self._keys, agent=identity.agent, lead=self._leader.lead)
-        self._commits = Commits(store, keys=self._keys, agent=identity.agent, clock=clock)
+        self._commits = Commits(
+            store, keys=self._keys, agent=identity.agent, clock=clock, on_unknown=self._registration.look
+        )
         self._lost_world = LostWorld(
             store, keys=self._keys, agent=identity.agent, ttl_s=options.ttl_s, clock=clock, whole=self._leader.whole
         )

@@ -51,6 +51,24 @@ def test_the_earlier_agent_leaves_with_76_and_the_later_takes_part(job):
     assert sorted(b.ranks) == ["a", "b"]
 
 
+def test_with_a_long_lease_the_first_refused_commit_tells_the_earlier(server):
+    """It would renew its lease, and find that ended, after 20 s only."""
+    job = Job(lambda: MemoryStore(server), max_nodes=2, ttl_s=60)
+    try:
+        a, b = (job.add(node, named=True) for node in ("a", "b"))
+        job.expect([a, b], size=2)
+        other = job.add("a", named=True)
+        keys = Keys.of(prefix=a.coordinator.options.prefix, job_id="job")
+        member = keys.member(a.coordinator.identity.agent)
+        job.until(lambda: MemoryStore(server).get(member) is None, what="that its lease is revoked")
+        assert "the lease of this agent has ended" in a.coordinator.commit("late").reason
+        job.until(lambda: a.ended is not None, what="the end of the earlier", deadline_s=5)
+        assert isinstance(a.ended, Fenced)
+        assert other.ended is None
+    finally:
+        job.close()
+
+
 def test_several_agents_of_one_host_may_share_a_name_that_nobody_gave(job):
     agents = job.start("host", "host")
     assert agents[0].ranks == ["host", "host"]
