@@ -1,6 +1,7 @@
 """What holds for every test: it leaves nothing behind, and a failing random test can be run again."""
 
 import random
+import signal
 
 import pytest
 from hypothesis import settings
@@ -15,6 +16,9 @@ settings.load_profile("elastic")
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config):
     leaks.adopt_orphans()
+    # A shell starts what it runs in the background with SIGINT ignored, and every process that a test starts would
+    # inherit that: a worker that is interrupted would go on.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("--hypothesis-seed", None) is None:
         config.option.hypothesis_seed = str(random.SystemRandom().randrange(2**32))
 

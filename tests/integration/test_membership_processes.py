@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -59,10 +60,11 @@ def test_four_to_one_the_leader_and_rank_0_among_the_lost(tmp_path: Path, etcd: 
         generation = run.wait_step(40, world_size=4).generation
         first = nodes_of(run, generation)[0]
         last = next(name for name in ("d", "c") if name != first)
-        at = run.now()
-        for name in run.nodes:
-            if name != last:
-                run.nodes[name].kill()
+        at, lost_ones = run.now(), [node for name, node in run.nodes.items() if name != last]
+        for node in lost_ones:  # so that none of them forms a world, and dies before it has told of it
+            node.signal(signal.SIGSTOP)
+        for node in lost_ones:
+            node.kill()
         step = run.wait_step(1, world_size=1, limit_s=30, since=at)
         lost = {r.event.lost for r in run.follower.records[at:] if isinstance(r.event, NodeLost)}
         assert lost == {"a", "b", "c", "d"} - {last}
