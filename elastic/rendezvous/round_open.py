@@ -16,7 +16,7 @@ from elastic.rendezvous.budget import Judgement, Reported
 from elastic.rendezvous.gathering import Gathering, cuts_after, gather
 from elastic.rendezvous.model import LeftOut, Member, Phase, ProbeResult, Seat, World, natural_key
 from elastic.rendezvous.verdict import Close, Evict, Form, Probe, Verdict, Wait
-from elastic.rendezvous.view import LeaderView, Roster
+from elastic.rendezvous.view import LeaderView, Roster, coming
 from elastic.rendezvous.wording import listed
 
 _MOST_BARRED = 16
@@ -48,7 +48,7 @@ def decide(view: LeaderView, *, world: World, seats: Roster, now_s: float) -> Ve
                 return close(world, judgement=judged)
     if not _agents(gathering.joiners) & {seat.agent for seat in seats.back}:
         # Nobody who knows the last generation is here: as at a first start, others may be about to come.
-        late = seats.coming
+        late = coming(view, world=world)
         return start(view, gathering=gathering, coming=late, cause=world.cause, now_s=now_s, judgement=judged)
     if len(gathering.joiners) < view.limits.min_nodes:
         return _too_few(view, gathering)

@@ -92,8 +92,7 @@ class LeaderView:
 
 @dataclass(frozen=True, kw_only=True)
 class Roster:
-    """Who is who in a world: each seat is in exactly one of the first six, newcomers ask and have no seat, and those
-    that are `coming` have none and have not asked yet: they get ready first."""
+    """Who is who in a world: each seat is in exactly one of the first six, newcomers ask and have no seat."""
 
     active: tuple[Seat, ...] = ()
     back: tuple[Seat, ...] = ()
@@ -102,7 +101,6 @@ class Roster:
     done: tuple[Seat, ...] = ()
     gone: tuple[Seat, ...] = ()
     newcomers: tuple[Member, ...] = ()
-    coming: tuple[Member, ...] = ()
 
 
 def observe(view: LeaderView, *, world: World | None, members: Mapping[str, Member], now_s: float) -> LeaderView:
@@ -134,8 +132,7 @@ def roster(view: LeaderView) -> Roster:
     """Sort the seats of the present world, and the members that ask for one."""
     world = view.world
     if world is None:
-        newcomers = understood(view, (m for m in view.members.values() if asks(m)), world=None)
-        return Roster(newcomers=newcomers, coming=coming(view, world=None))
+        return Roster(newcomers=understood(view, (m for m in view.members.values() if asks(m)), world=None))
     groups: dict[str, list[Seat]] = {name: [] for name in ("active", "back", "leaving", "left", "done", "gone")}
     for seat in world.seats:
         groups[_standing(view, world, seat)].append(seat)
@@ -149,15 +146,15 @@ def roster(view: LeaderView) -> Roster:
     )
     newcomers = understood(view, newcomers, world=world)
     newcomers = alike.fitting(newcomers, world=world, here=view.members.keys())
-    late = alike.fitting(coming(view, world=world), world=world, here=view.members.keys())
-    return Roster(newcomers=newcomers, coming=late, **{name: tuple(seats) for name, seats in groups.items()})
+    return Roster(newcomers=newcomers, **{name: tuple(seats) for name, seats in groups.items()})
 
 
 def coming(view: LeaderView, *, world: World | None, since: int = 0) -> tuple[Member, ...]:
-    """Members that have not asked yet, and could be in this world. `since`: only those that came after the generation
-    of that number was closed."""
+    """Members that have not asked yet, since they get ready first, and could be in this world, or in the first one of a
+    start. `since`: only those that came after the generation of that number was closed."""
     idle = (m for m in view.members.values() if m.state is MemberState.IDLE and m.seen_closed >= since)
-    return understood(view, idle, world=world)
+    found = understood(view, idle, world=world)
+    return found if world is None else alike.fitting(found, world=world, here=view.members.keys())
 
 
 def understood(view: LeaderView, newcomers: Iterable[Member], *, world: World | None) -> tuple[Member, ...]:
