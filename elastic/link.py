@@ -257,6 +257,7 @@ class AgentLink:
         self._send({"event": line})
 
     def send_failure(self, failure: Failure) -> None:
+        # An agent of an older version still hears what it knows of, so that it can tell of the difference.
         self._send({"failure": {name: value for name, value in asdict(failure).items() if name != "lacks" or value}})
 
     def send_stays(self, stays: Stays) -> None:
