@@ -50,6 +50,22 @@ class Apart:
             since=since,
         )
 
+    def newest_saved(self) -> int:
+        """The newest iteration that was committed, as far as the events are read."""
+        return max(r.event.iteration for r in self.run.follower.records if durable(r))  # type: ignore[attr-defined]
+
+    def first_step(self, *, since: int) -> int:
+        """The first one that is done from there on."""
+        again = self.run.wait(lambda r: isinstance(r.event, StepCommitted), what="a step", limit_s=90, since=since)
+        return again.event.iteration  # type: ignore[attr-defined,no-any-return]
+
+    def assert_all_go_on_beyond(self, iteration: int, *, since: int) -> None:
+        """The three nodes train to the end from this iteration or a newer one, and each holds the last."""
+        assert self.first_step(since=since) > iteration
+        assert [self.run.wait_exit(name) for name in ("a", "b", "c")] == [0, 0, 0]
+        assert exact_account(self.run).steps == STEPS
+        self.assert_all_hold(STEPS, "a", "b", "c")
+
     def assert_all_hold(self, iteration: int, *names: str) -> None:
         """Every node has this iteration whole, and all have the same."""
         manifests = set()
@@ -131,14 +147,10 @@ def test_all_nodes_die_and_one_disk_is_lost(apart: Apart) -> None:
         run.nodes[name].kill()
     first = formed.event.nodes[0]  # type: ignore[attr-defined]
     apart.lose_disk(first)
-    committed = max(r.event.iteration for r in run.follower.records if durable(r))  # type: ignore[attr-defined]
+    committed = apart.newest_saved()
     at = run.now()
     apart.start("a", "b", "c")
-    again = run.wait(lambda r: isinstance(r.event, StepCommitted), what="a step", limit_s=90, since=at)
-    assert again.event.iteration > committed  # type: ignore[attr-defined]
-    assert [run.wait_exit(name) for name in ("a", "b", "c")] == [0, 0, 0]
-    assert exact_account(run).steps == STEPS
-    apart.assert_all_hold(STEPS, "a", "b", "c")
+    apart.assert_all_go_on_beyond(committed, since=at)
 
 
 def lacks(what: str):
@@ -159,17 +171,13 @@ def test_all_nodes_die_and_the_one_with_the_empty_disk_comes_long_before_the_oth
     apart.wait_saved(50)
     for name in ("a", "b", "c"):
         run.nodes[name].kill()
-    committed = max(r.event.iteration for r in run.follower.records if durable(r))  # type: ignore[attr-defined]
+    committed = apart.newest_saved()
     apart.lose_disk("a")
     at = run.now()
     apart.start("a")
     run.wait(lacks("its files are elsewhere or gone"), what="its word", limit_s=60, since=at)
     apart.start("b", "c")
-    again = run.wait(lambda r: isinstance(r.event, StepCommitted), what="a step", limit_s=90, since=at)
-    assert again.event.iteration > committed  # type: ignore[attr-defined]
-    assert [run.wait_exit(name) for name in ("a", "b", "c")] == [0, 0, 0]
-    assert exact_account(run).steps == STEPS
-    apart.assert_all_hold(STEPS, "a", "b", "c")
+    apart.assert_all_go_on_beyond(committed, since=at)
 
 
 def all_die_and_the_one_that_was_away_comes_first(apart: Apart) -> tuple[int, int, int]:
@@ -180,11 +188,11 @@ def all_die_and_the_one_that_was_away_comes_first(apart: Apart) -> tuple[int, in
     apart.wait_saved(50)
     at = run.now()
     run.nodes["c"].kill()
-    old = max(r.event.iteration for r in run.follower.records if durable(r))  # type: ignore[attr-defined]
+    old = apart.newest_saved()
     apart.wait_saved(old + 50, since=at)
     for name in ("a", "b"):
         run.nodes[name].kill()
-    new = max(r.event.iteration for r in run.follower.records if durable(r))  # type: ignore[attr-defined]
+    new = apart.newest_saved()
     at = run.now()
     apart.start("c")
     run.wait(lacks("is older than what was committed last"), what="its word", limit_s=60, since=at)
@@ -194,13 +202,8 @@ def all_die_and_the_one_that_was_away_comes_first(apart: Apart) -> tuple[int, in
 @pytest.mark.exhaustive
 def test_a_node_that_was_away_comes_first_and_does_not_take_the_run_back(apart: Apart) -> None:
     _, new, at = all_die_and_the_one_that_was_away_comes_first(apart)
-    run = apart.run
     apart.start("a", "b")
-    again = run.wait(lambda r: isinstance(r.event, StepCommitted), what="a step", limit_s=90, since=at)
-    assert again.event.iteration > new  # type: ignore[attr-defined]
-    assert [run.wait_exit(name) for name in ("a", "b", "c")] == [0, 0, 0]
-    assert exact_account(run).steps == STEPS
-    apart.assert_all_hold(STEPS, "a", "b", "c")
+    apart.assert_all_go_on_beyond(new, since=at)
 
 
 @pytest.mark.exhaustive
@@ -208,8 +211,7 @@ def test_a_node_that_was_away_comes_first_and_does_not_take_the_run_back(apart: 
 def test_a_node_that_was_away_goes_back_where_nobody_else_comes(apart: Apart, undisturbed) -> None:
     old, new, at = all_die_and_the_one_that_was_away_comes_first(apart)
     run = apart.run
-    again = run.wait(lambda r: isinstance(r.event, StepCommitted), what="a step", limit_s=90, since=at)
-    assert old < again.event.iteration <= new  # type: ignore[attr-defined]
+    assert old < apart.first_step(since=at) <= new
     assert run.wait_exit("c") == 0
     told = [r.event.text for r in run.follower.records[at:] if isinstance(r.event, Notice)]
     assert any("the run goes back" in text for text in told)
